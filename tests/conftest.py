@@ -1,0 +1,23 @@
+"""Strict JAX for every test, and a compile cache that lives as long as pytest's own."""
+
+import importlib.util
+import os
+
+import jax
+
+# The comparisons with torch; `make test-torch` installs what they need.
+collect_ignore = [] if importlib.util.find_spec("torch") else ["torch"]
+
+
+def pytest_configure(config):
+    # A folder for each worker: one that read a file while another wrote it would warn,
+    # and warnings are errors here.
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
+    cache = str(config.cache.mkdir(f"jax-{worker}"))
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = cache  # for what the tests start
+    jax.config.update("jax_compilation_cache_dir", cache)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    # A shape that broadcasts by adding axes is a mistake more often than not.
+    jax.config.update("jax_numpy_rank_promotion", "raise")
+    jax.config.update("jax_default_matmul_precision", "highest")
