@@ -1,0 +1,299 @@
+"""The command line: `jaxspec generate` draws prompts, `jaxspec info` tells of a family.
+
+What takes long to import is imported inside the commands, so that `--help` is fast.
+"""
+
+import itertools
+import json
+import os
+import re
+import tempfile
+import warnings
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+import typer
+
+app = typer.Typer(
+    name="jaxspec",
+    help="Draws pictures from words with autoregressive image generators.",
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,  # plain text: no second library to import, any terminal
+    pretty_exceptions_enable=False,
+)
+
+
+# A file's name, its picture uint8 [H, W, 3] and its text chunks.
+_File: TypeAlias = tuple[str, Any, dict[str, str]]
+
+
+def main() -> None:
+    """The console script."""
+    app()
+
+
+def _version() -> str:
+    return f"jaxspec {version('jaxspec')}"
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(_version())
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    show_version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,  # before a missing command is noticed
+            help="Print the version and stop.",
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command(
+    epilog="""\b
+Examples:
+  jaxspec generate "glossy emoji of a red heart"
+  jaxspec generate "red heart" "flat emoji of a tree" --num-images 4
+  jaxspec generate "red heart" --size 64 --seed 7 --out heart.png --stats
+  jaxspec generate "red heart" --num-images 9 --out hearts/"""
+)
+def generate(
+    prompts: Annotated[
+        list[str],
+        typer.Argument(metavar="PROMPT", help="What to draw; several are a batch."),
+    ],
+    size: Annotated[
+        int | None,
+        typer.Option(
+            help="Pixels a side, one of the family's sizes.  [default: its largest]"
+        ),
+    ] = None,
+    num_images: Annotated[int, typer.Option(help="Pictures of each prompt.")] = 1,
+    seed: Annotated[
+        int, typer.Option(help="The same seed draws the same picture again.")
+    ] = 0,
+    guidance: Annotated[
+        float | None,
+        typer.Option(help="How much the prompt counts; 1 is off, 0 ignores it."),
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="0 always takes the likeliest code.")
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option(help="Draw from the k likeliest codes; 0 is off.")
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(help="Draw from the likeliest codes of this sum; 1 is off."),
+    ] = None,
+    family: Annotated[
+        str, typer.Option(metavar="NAME_OR_FOLDER", help="Which models draw.")
+    ] = "emoji",
+    out: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE_OR_FOLDER",
+            help="A name ending in .png (replaced if it exists), or a folder.  "
+            "[default: a new file here, named after prompt and seed]",
+        ),
+    ] = None,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Print how many passes it took.")
+    ] = False,
+) -> None:
+    """Draw prompts as PNG files.
+
+    Prompt, seed and settings are kept in the files' text chunks. Several pictures make
+    one labelled sheet; in a folder, a file each and the sheet. What is not set is the
+    family's default, which `jaxspec info` shows.
+    """
+    with _one_line_errors(), _one_line_warnings():
+        _check_writable(out)
+        with _progress_bar() as progress:
+            import jaxspec
+
+            result = jaxspec.generate(
+                jaxspec.load(family),
+                prompts,
+                size=size,
+                num_images=num_images,
+                seed=seed,
+                guidance=guidance,
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                progress=progress,
+            )
+        for path in _write(_files(result, num_images, seed), out):
+            typer.echo(f"wrote {path}")
+        if stats:
+            for line in _lines(result.stats.summary()):
+                typer.echo(line)
+
+
+@app.command(
+    epilog="""\b
+Examples:
+  jaxspec info
+  jaxspec info path/to/converted"""
+)
+def info(
+    family: Annotated[
+        str, typer.Argument(metavar="FAMILY", help="A name, or a folder.")
+    ] = "emoji",
+) -> None:
+    """Tell what a family can draw, and how well."""
+    with _one_line_errors(), _one_line_warnings():
+        import jaxspec
+
+        for line in _lines(jaxspec.load(family).describe()):
+            typer.echo(line)
+
+
+@contextmanager
+def _one_line_errors() -> Generator[None]:
+    """What the library refuses is the user's to mend: one line, no traceback."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+        raise typer.Exit(2) from None
+
+
+@contextmanager
+def _one_line_warnings() -> Generator[None]:
+    def show(message, *_):
+        typer.echo(f"warning: {message}", err=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        # Put back by catch_warnings.
+        warnings.showwarning = show  # ty: ignore[invalid-assignment]
+        yield
+
+
+@contextmanager
+def _progress_bar() -> Generator[Callable[[int, int, Any], None] | None]:
+    """A `progress` for `jaxspec.generate`; None where no one watches stderr."""
+    from rich import progress
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TextColumn("cells"),
+        progress.TimeElapsedColumn(),
+    )
+    with progress.Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("starting", total=None)  # loads and compiles
+
+        def update(done: int, total: int, _: Any) -> None:
+            bar.update(task, description="drawing", completed=done, total=total)
+
+        yield update
+
+
+def _is_folder(out: str) -> bool:
+    return out.endswith(("/", os.sep)) or Path(out).is_dir() or not Path(out).suffix
+
+
+def _check_writable(out: str | None) -> None:
+    """Before anything is drawn.  Makes no folder, so that a refusal leaves no trace."""
+    path = Path("." if out is None else out)
+    folder = path if out is None or _is_folder(out) else path.parent
+    if out == "" or (folder != path and path.suffix.lower() != ".png"):
+        raise ValueError(
+            f"--out {out!r} is neither a name ending in .png nor a folder/"
+        )
+    if path.is_file() and not os.access(path, os.W_OK):
+        raise OSError(f"cannot write to {path}: it is read-only")
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise OSError(f"cannot write to {path}: {error.strerror}") from error
+
+
+def _write(files: Iterator[_File], out: str | None) -> Iterator[Path]:
+    """Writes all files to a folder, or the last alone; yields each once it is there."""
+    from jaxspec.figures import save_png
+
+    folder = Path(out) if out is not None and _is_folder(out) else None
+    for name, image, chunks in files if folder else list(files)[-1:]:
+        path = Path(out) if out and not folder else _unused(Path(folder or "", name))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_png(path, image, chunks)
+        yield path
+
+
+def _files(result: Any, num_images: int, seed: int) -> Iterator[_File]:
+    """Every picture, and last, where there are several, the sheet of them."""
+    from jaxspec.figures import labelled_grid
+
+    settings = json.dumps(result.settings, default=str)
+    common = {"seed": str(seed), "settings": settings, "Software": _version()}
+    labels = list(result.prompts)
+    for i, prompt in enumerate(result.prompts):
+        number = i % num_images  # of this prompt: it decides the picture, as seed does
+        name = f"{_slug(prompt)}-seed{seed}"
+        if num_images > 1:
+            name, labels[i] = f"{name}-image{number}", f"{prompt} · {number}"
+        chunks = {"prompt": prompt, "image": str(number), **common}
+        yield f"{name}.png", result.images[i], chunks
+    if len(labels) > 1:
+        first, *others = dict.fromkeys(result.prompts)
+        more = f"-and-{len(others)}-more" if others else ""
+        sheet = labelled_grid(
+            result.images, labels, num_images if others and num_images > 1 else None
+        )
+        chunks = {"prompt": "\n".join([first, *others]), **common}
+        yield f"{_slug(first)}{more}-seed{seed}-sheet.png", sheet, chunks
+
+
+def _slug(prompt: str) -> str:
+    return re.sub(r"\W+", "-", prompt.lower())[:48].strip("-") or "picture"
+
+
+def _unused(path: Path) -> Path:
+    """The path, or with the first number that makes it new: no picture is lost."""
+    numbered = (path.with_stem(f"{path.stem}-{k}") for k in itertools.count(2))
+    return next(p for p in itertools.chain([path], numbered) if not p.exists())
+
+
+def _lines(record: Mapping[str, Any], indent: str = "") -> Iterator[str]:
+    """A record as `name: value` lines, a record within it indented."""
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            yield f"{indent}{name}:"
+            yield from _lines(value, indent + "  ")
+        else:
+            yield f"{indent}{name}: {_text(value)}"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_text, value))
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        return f"{value:,}"
+    if isinstance(value, Real) and not isinstance(value, bool):
+        return f"{float(value):.4g}"
+    return str(value)
