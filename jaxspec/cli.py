@@ -4,14 +4,12 @@ What takes long to import is imported inside the commands, so that `--help` is f
 """
 
 import itertools
-import json
 import os
 import re
 import tempfile
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
-from importlib.metadata import version
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
@@ -37,13 +35,11 @@ def main() -> None:
     app()
 
 
-def _version() -> str:
-    return f"jaxspec {version('jaxspec')}"
-
-
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(_version())
+        import jaxspec
+
+        typer.echo(f"jaxspec {jaxspec.__version__}")
         raise typer.Exit
 
 
@@ -137,7 +133,7 @@ def generate(
                 top_p=top_p,
                 progress=progress,
             )
-        for path in _write(_files(result, num_images, seed), out):
+        for path in _write(_files(result), out):
             typer.echo(f"wrote {path}")
         if stats:
             for line in _lines(result.stats.summary()):
@@ -168,7 +164,7 @@ def _one_line_errors() -> Generator[None]:
     """What the library refuses is the user's to mend: one line, no traceback."""
     try:
         yield
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, FloatingPointError) as error:
         typer.echo(f"error: {' '.join(str(error).split())}", err=True)
         raise typer.Exit(2) from None
 
@@ -245,28 +241,19 @@ def _write(files: Iterator[_File], out: str | None) -> Iterator[Path]:
         yield path
 
 
-def _files(result: Any, num_images: int, seed: int) -> Iterator[_File]:
+def _files(result: Any) -> Iterator[_File]:
     """Every picture, and last, where there are several, the sheet of them."""
-    from jaxspec.figures import labelled_grid
-
-    settings = json.dumps(result.settings, default=str)
-    common = {"seed": str(seed), "settings": settings, "Software": _version()}
-    labels = list(result.prompts)
-    for i, prompt in enumerate(result.prompts):
-        number = i % num_images  # of this prompt: it decides the picture, as seed does
-        name = f"{_slug(prompt)}-seed{seed}"
-        if num_images > 1:
-            name, labels[i] = f"{name}-image{number}", f"{prompt} · {number}"
-        chunks = {"prompt": prompt, "image": str(number), **common}
-        yield f"{name}.png", result.images[i], chunks
-    if len(labels) > 1:
+    for i, number in enumerate(result.numbers):
+        which = f"-image{number}" if any(result.numbers) else ""
+        name = f"{_slug(result.prompts[i])}-seed{result.seeds[i]}{which}.png"
+        yield name, result.images[i], result.metadata(i)
+    if len(result) > 1:
         first, *others = dict.fromkeys(result.prompts)
         more = f"-and-{len(others)}-more" if others else ""
-        sheet = labelled_grid(
-            result.images, labels, num_images if others and num_images > 1 else None
-        )
-        chunks = {"prompt": "\n".join([first, *others]), **common}
-        yield f"{_slug(first)}{more}-seed{seed}-sheet.png", sheet, chunks
+        chunks = result.metadata(0) | {"prompt": "\n".join([first, *others])}
+        del chunks["image"]  # it shows several
+        name = f"{_slug(first)}{more}-seed{result.seeds[0]}-sheet.png"
+        yield name, result.grid(), chunks
 
 
 def _slug(prompt: str) -> str:
