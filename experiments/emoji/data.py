@@ -10,7 +10,7 @@ import io
 import json
 import lzma
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from multiprocessing import Pool
 from pathlib import Path
 
@@ -30,9 +30,15 @@ class Drawings:
     style: np.ndarray  # [M] str
     label: np.ndarray  # [M] str
     tags: np.ndarray  # [M] str, comma separated
+    subgroup: np.ndarray  # [M] str, Unicode's kind of thing
 
     def index(self, split: str) -> np.ndarray:
         return np.flatnonzero(self.split == split)
+
+    def every(self, step: int) -> "Drawings":
+        """A sample of the set, for trial runs."""
+        rest = {f.name: getattr(self, f.name)[::step] for f in fields(self)[1:]}
+        return Drawings({s: x[::step] for s, x in self.images.items()}, **rest)
 
     def caption(self, i: int) -> str:
         return f"{self.style[i]} emoji of {self.label[i]}"
@@ -111,6 +117,5 @@ def load(folder: Path) -> Drawings:
         images = {s: arrays[f"x{s}"] for s in SIZES}
     rows = metadata()
     column = {k: np.array([r[k] for r in rows]) for k in rows[0]}
-    return Drawings(
-        images, column["split"], column["style"], column["label"], column["tags"]
-    )
+    names = [f.name for f in fields(Drawings)[1:]]
+    return Drawings(images, **{name: column[name] for name in names})

@@ -116,9 +116,7 @@ def features(x: jnp.ndarray, stages: int = 7) -> tuple[jnp.ndarray, list[jnp.nda
             y = x
             if expansion > 1:
                 y = layer(y, name + "_expand_conv", name + "_bn0")
-            y = layer(
-                y, name + "_depthwise_conv", name + "_bn1", stride, y.shape[-1]
-            )
+            y = layer(y, name + "_depthwise_conv", name + "_bn1", stride, y.shape[-1])
             y = layer(y, name + "_project_conv", name + "_bn2", clip=False)
             x = x + y if stride == 1 and x.shape == y.shape else y
             block += 1

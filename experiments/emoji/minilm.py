@@ -100,9 +100,15 @@ def encode(
       their T places, of unit length, float32 [N, 384]; and the mask, bool [N, T]. T is
       the longest text's count of pieces, rounded up to a multiple of 8.
     """
-    pieces = [e.ids for e in tokenizer().encode_batch(texts)]
+    return encode_pieces([e.ids for e in tokenizer().encode_batch(texts)], batch)
+
+
+def encode_pieces(
+    pieces: list[list[int]], batch: int = 256
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`encode` for texts given as piece ids, [CLS] and [SEP] among them."""
     length = -(-max(map(len, pieces)) // 8) * 8
-    rows = -(-len(texts) // batch) * batch
+    rows = -(-len(pieces) // batch) * batch
     ids, mask = np.zeros((rows, length), np.int32), np.zeros((rows, length), bool)
     mask[:, 0] = True  # an unused row still needs something to attend to
     for i, row in enumerate(pieces):
@@ -112,6 +118,8 @@ def encode(
         _encode(w, ids[i : i + batch], mask[i : i + batch])
         for i in range(0, rows, batch)
     ]
-    states, pooled = (np.concatenate(x)[: len(texts)] for x in zip(*parts, strict=True))
-    mask = mask[: len(texts)]
+    states, pooled = (
+        np.concatenate(x)[: len(pieces)] for x in zip(*parts, strict=True)
+    )
+    mask = mask[: len(pieces)]
     return states * mask[..., None], pooled, mask

@@ -75,7 +75,10 @@ def make_batch(settings: VQTraining, drawings: Drawings, step: int) -> np.ndarra
 
 def perceptual(got: jax.Array, want: jax.Array) -> jax.Array:
     """L1 between feature maps, each relative to the size of the wanted ones."""
-    scale = lambda x: (x * 127.5 + 0.5) / 128.0  # [-1, 1] to the network's range
+
+    def scale(x):
+        return (x * 127.5 + 0.5) / 128.0  # [-1, 1] to the network's range
+
     total = jnp.zeros(())
     a, b = (efficientnet.features(scale(x), 5)[1] for x in (got, want))
     for x, y in zip(a, b, strict=True):
@@ -181,8 +184,9 @@ def train(settings: VQTraining, drawings: Drawings, folder: Path) -> TrainState:
     params = jax.jit(model.init)(
         jax.random.key(settings.seed), jnp.zeros((1, 64, 64, 3))
     )
+    warmup = min(50, settings.steps // 10)
     schedule = optax.warmup_cosine_decay_schedule(
-        0.0, settings.rate, 50, settings.steps, 0.01 * settings.rate
+        0.0, settings.rate, warmup, settings.steps, 0.01 * settings.rate
     )
     optimizer = optax.chain(
         optax.clip_by_global_norm(1.0), optax.adam(schedule, b1=0.9, b2=0.99)

@@ -246,7 +246,8 @@ class VQ(nn.Module):
         if self.config.normalize_codes:
             latents = unit(latents)
         # |z - e|^2 without |z|^2, which no code can change.
-        distance = jnp.sum(codes**2, -1) - 2 * latents @ codes.T
+        dot = latents @ codes.T
+        distance = jnp.broadcast_to(jnp.sum(codes**2, -1), dot.shape) - 2 * dot
         return jnp.argmin(distance, axis=-1).astype(jnp.int32)
 
     def encode(self, images: jax.Array) -> jax.Array:

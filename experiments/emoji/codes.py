@@ -1,0 +1,100 @@
+"""Drawings as code grids, and captions as pieces: what the transformers train on."""
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from experiments.emoji.data import SIZES, STYLES, Drawings
+from jaxspec.models.vq import VQ, VQConfig
+from jaxspec.text import PieceText
+
+SLOTS = 16
+# Labels and kinds of drawings that mean something else when mirrored.
+DIRECTED = re.compile(r"\b(left|right|clockwise|counterclockwise|o’clock|thirty)", re.I)
+WRITTEN = {"alphanum", "keycap", "arrow", "math", "punctuation", "currency", "time"}
+
+
+@dataclass(frozen=True)
+class Codes:
+    """All drawings of the set as tokens, M of them, in file order.
+
+    Attributes:
+      grids: size -> int16 [2, M, N], the drawing and its mirror image.
+      mirrors: bool [M], whether the mirror image shows the same thing.
+    """
+
+    grids: dict[int, np.ndarray]
+    mirrors: np.ndarray
+
+
+def may_mirror(drawings: Drawings) -> np.ndarray:
+    return np.array(
+        [
+            not DIRECTED.search(label) and group not in WRITTEN
+            for label, group in zip(drawings.label, drawings.subgroup, strict=True)
+        ]
+    )
+
+
+def _batches(images: np.ndarray, count: int) -> Iterator[np.ndarray]:
+    for i in range(0, len(images), count):
+        batch = images[i : i + count]
+        pad = [(0, count - len(batch))] + [(0, 0)] * 3
+        yield np.pad(batch, pad)
+
+
+def encode(config: VQConfig, params, images: np.ndarray) -> np.ndarray:
+    """Codes int16 [M, N] of uint8 drawings [M, size, size, 3]."""
+    model = VQ(config)
+
+    @jax.jit
+    def run(params, x):
+        return model.apply(params, x.astype(np.float32) / 127.5 - 1, method="encode")
+
+    count = 64
+    rows = [np.asarray(run(params, x)) for x in _batches(images, count)]
+    tokens = np.concatenate(rows)[: len(images)]
+    return tokens.reshape(len(images), -1).astype(np.int16)
+
+
+def load(folder: Path, config: VQConfig, params, drawings: Drawings) -> Codes:
+    """Encodes everything once into `folder/codes.npz`, or reads it from there."""
+    path = folder / "codes.npz"
+    if not path.exists():
+        out = {}
+        for size in SIZES:
+            x = drawings.images[size]
+            both = [encode(config, params, y) for y in (x, x[:, :, ::-1])]
+            out[f"x{size}"] = np.stack(both)
+        partial = path.with_suffix(".tmp.npz")
+        np.savez(partial, **out)
+        os.replace(partial, path)
+    with np.load(path) as arrays:
+        grids = {size: arrays[f"x{size}"] for size in SIZES}
+    return Codes(grids, may_mirror(drawings))
+
+
+def reader(folder: Path) -> PieceText:
+    """The family's prompt reader, from the tokenizer that `text_table` wrote."""
+    spec = (folder / "text" / "tokenizer.json").read_text()
+    return PieceText(spec, SLOTS, STYLES, "glossy")
+
+
+def caption_pieces(
+    text: PieceText, drawings: Drawings
+) -> tuple[np.ndarray, list[list[list[int]]]]:
+    """Pieces of every caption int32 [M, slots], and the pieces of each of its tags."""
+    rows = [
+        text.pieces(f"{style} {label}")
+        for style, label in zip(drawings.style, drawings.label, strict=True)
+    ]
+    tags = [
+        [e.ids for e in text.tokenizer.encode_batch(tag.split(","))] if tag else []
+        for tag in drawings.tags
+    ]
+    return np.stack(rows), tags

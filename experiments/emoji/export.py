@@ -1,0 +1,58 @@
+"""From checkpoints to the family's folder: folded, 16-bit, in our own format."""
+
+import shutil
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+
+import jaxspec
+from experiments.emoji import train_ar
+from experiments.emoji.data import SIZES
+from jaxspec.models.vq import VQConfig
+from jaxspec.pipeline import Defaults, Pipeline, PipelineConfig
+from jaxspec.text import PieceText
+
+ABOUT = (
+    "Drawings: Noto Emoji (Google, Apache-2.0), Fluent Emoji (Microsoft, MIT), "
+    "Twemoji by Twitter, Inc and other contributors (CC BY 4.0). Captions: "
+    "emojibase-data (MIT). Word vectors: reduced from all-MiniLM-L6-v2 (Apache-2.0)."
+)
+DEFAULTS = Defaults(size=128, guidance=2.0, temperature=0.9, top_k=100, top_p=1.0)
+
+
+def assemble(
+    folder: Path,
+    vq: VQConfig,
+    vq_params: dict,
+    codebook: np.ndarray,
+    text: PieceText,
+    table: np.ndarray,
+) -> Pipeline:
+    """The pipeline of all sizes that have a checkpoint in `folder`."""
+    from experiments.emoji.train import newest
+
+    decoders, configs = {}, []
+    for size in SIZES:
+        if not (folder / str(size) / "checkpoints").exists():
+            continue
+        settings = train_ar.STAGES[size]
+        folded = train_ar.fold(settings.model, newest(folder / str(size)), codebook)
+        decoders[str(size)] = folded
+        configs.append((size, settings.model))
+    defaults = DEFAULTS
+    config = PipelineConfig("emoji", tuple(configs), vq, text, defaults, ABOUT)
+    params = {"decoders": decoders, "vq": vq_params, "text": {"table": table}}
+    return Pipeline(params, config)
+
+
+def export(folder: Path, out: Path, *parts) -> None:
+    """Writes the family's weights and configuration into `out`, replacing them."""
+    pipeline = assemble(folder, *parts)
+    fresh = folder / "export"
+    shutil.rmtree(fresh, ignore_errors=True)
+    jaxspec.save(pipeline, fresh, dtype=jnp.float16)
+    out.mkdir(parents=True, exist_ok=True)
+    for path in fresh.iterdir():  # cards and metrics in `out` stay
+        shutil.move(path, out / path.name)
+    fresh.rmdir()

@@ -1,0 +1,347 @@
+"""Training the emoji transformers: 32 px, then 64 px from it, then 128 px from that.
+
+Tricks of training that fold into a plain AR-DTok on export (`fold`): the token
+embedding is a free table plus a linear map of the code vectors, the head likewise, and
+a cell's position is a free vector plus one of its row and one of its column.
+
+Growing a size copies everything, interpolates positions, and adds layers that start as
+the identity.
+"""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from experiments.emoji.codes import SLOTS, Codes, caption_pieces
+from experiments.emoji.data import Drawings
+from jaxspec.models.transformer import Transformer, TransformerConfig
+from jaxspec.text import PieceText
+from jaxspec.training import TrainState, fit
+
+
+def model_config(size: int, depth: int, text_width: int) -> TransformerConfig:
+    return TransformerConfig(
+        vocab_size=512,
+        width=192,
+        depth=depth,
+        heads=3,
+        hidden=512,
+        grid=(size // 8, size // 8),
+        prefix="features",
+        prefix_length=SLOTS,
+        prefix_width=text_width,
+        positions="learned",
+    )
+
+
+@dataclass(frozen=True)
+class ARTraining:
+    """One size's training.
+
+    Attributes:
+      batch: drawings a step, divisible by the number of devices.
+      unconditional: share of captions left out, for guidance.
+      dropout: of residual branches; one mask a drawing and channel, shared by all
+        positions, which costs next to nothing.
+      corruption: largest share of input tokens replaced by one of their 8 nearest
+        codes; each drawing draws its own share below it.
+      tags: share of captions followed by some of the drawing's tags.
+    """
+
+    size: int
+    depth: int
+    steps: int
+    batch: int
+    rate: float
+    decay: float = 0.998
+    unconditional: float = 0.1
+    dropout: float = 0.1
+    corruption: float = 0.1
+    tags: float = 0.3
+    mirror: float = 0.5
+    seed: int = 0
+    text_width: int = 64
+
+    @property
+    def model(self) -> TransformerConfig:
+        return model_config(self.size, self.depth, self.text_width)
+
+
+STAGES = {
+    32: ARTraining(size=32, depth=2, steps=1600, batch=32, rate=2e-3, dropout=0.0),
+    64: ARTraining(size=64, depth=4, steps=5600, batch=16, rate=1.5e-3),
+    128: ARTraining(size=128, depth=5, steps=9000, batch=12, rate=1.2e-3),
+}
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """What a batch is made of: drawings as codes, captions as vectors of pieces."""
+
+    tokens: np.ndarray  # int16 [2, M, N]
+    mirrors: np.ndarray  # bool [M]
+    pieces: np.ndarray  # int32 [M, slots]
+    tags: list  # [M] lists of lists of pieces
+    table: np.ndarray  # float32 [V, text_width]
+    nearest: np.ndarray  # int16 [codes, 8], each code's nearest others
+
+    @staticmethod
+    def create(
+        size: int,
+        drawings: Drawings,
+        codes: Codes,
+        text: PieceText,
+        table: np.ndarray,
+        codebook: np.ndarray,
+    ) -> "Corpus":
+        pieces, tags = caption_pieces(text, drawings)
+        order = np.argsort(-codebook @ codebook.T, axis=1)
+        return Corpus(
+            codes.grids[size],
+            codes.mirrors,
+            pieces,
+            tags,
+            table.astype(np.float32),
+            order[:, 1:9].astype(np.int16),
+        )
+
+    def condition(self, pieces: np.ndarray) -> np.ndarray:
+        return self.table[pieces]
+
+
+def make_batch(settings: ARTraining, corpus: Corpus, train: np.ndarray, step: int):
+    """Batch of a step: inputs, targets [B, N] and condition [B, slots, width]."""
+    whole = len(train) - len(train) % settings.batch
+    epoch, offset = divmod(step * settings.batch, whole)
+    order = np.random.default_rng((settings.seed, epoch)).permutation(train)
+    chosen = order[offset : offset + settings.batch]
+    rng = np.random.default_rng((settings.seed, step, 1))
+    mirrored = corpus.mirrors[chosen] & (rng.random(len(chosen)) < settings.mirror)
+    targets = corpus.tokens[mirrored.astype(int), chosen].astype(np.int32)
+    rate = rng.random((len(chosen), 1)) * settings.corruption
+    other = corpus.nearest[targets, rng.integers(0, 8, targets.shape)]
+    inputs = np.where(rng.random(targets.shape) < rate, other, targets)
+    pieces = corpus.pieces[chosen].copy()
+    for row, drawing in zip(pieces, chosen, strict=True):
+        if rng.random() < settings.tags:
+            append_tags(row, corpus.tags[drawing], rng)
+    pieces[rng.random(len(chosen)) < settings.unconditional] = 0
+    return inputs.astype(np.int32), targets, corpus.condition(pieces)
+
+
+def append_tags(row: np.ndarray, tags: list, rng: np.random.Generator) -> None:
+    """Fills free slots of a caption with one to three of its tags, in place."""
+    if not tags:
+        return
+    free = int(np.count_nonzero(row))
+    for i in rng.permutation(len(tags))[: rng.integers(1, 4)]:
+        ids = tags[i][: len(row) - free]
+        row[free : free + len(ids)] = ids
+        free += len(ids)
+
+
+# Parameters as trained, and as exported.
+
+
+def init(settings: ARTraining, code_width: int) -> dict:
+    """Parameters as trained: the transformer's own, and the parts folded into them."""
+    config = settings.model
+    key = jax.random.key(settings.seed)
+    n = config.cells
+    model = jax.jit(Transformer(config).init)(
+        key,
+        jnp.zeros((1, SLOTS, config.prefix_width)),
+        jnp.zeros((1, n), jnp.int32),
+    )["params"]
+
+    def normal(i, *shape):
+        return 0.02 * jax.random.normal(jax.random.fold_in(key, i), shape)
+
+    scale = (2 * config.depth) ** -0.5  # of what is added to the residual stream
+    for name in ("attention_out", "down"):
+        model[name] = model[name] * scale
+    return {
+        "model": model,
+        "embed_code": normal(1, code_width, config.width),
+        "head_code": normal(2, config.width, code_width),
+        "row": normal(3, config.grid[0], config.width),
+        "column": normal(4, config.grid[1], config.width),
+    }
+
+
+def fold(config: TransformerConfig, params: dict, codebook: jax.Array) -> dict:
+    """The plain transformer's parameters; `codebook` [V, code_width] is unit-norm."""
+    model = params["model"]
+    cells = params["row"][:, None] + params["column"][None]
+    cells = cells.reshape(-1, config.width)[:-1]  # the last cell is never fed
+    prefix = jnp.zeros((config.prefix_length, config.width))
+    position = jnp.concatenate([prefix, cells])
+    folded = {
+        "token_embedding": model["token_embedding"] + codebook @ params["embed_code"],
+        "head": model["head"] + params["head_code"] @ codebook.T,
+        "position_embedding": model["position_embedding"] + position,
+    }
+    return {"params": {**model, **folded}}
+
+
+def grow(small: dict, config: TransformerConfig, start: dict) -> dict:
+    """Parameters of a larger grid and more layers, from a smaller model's."""
+
+    def resize(x, shape):
+        return jax.image.resize(x, (*shape, x.shape[-1]), "linear")
+
+    model = {k: v for k, v in small["model"].items()}
+    p, (h, w) = config.prefix_length, config.grid
+    old = small["row"].shape[0], small["column"].shape[0]
+    table = model["position_embedding"]
+    cells = jnp.concatenate([table[p:], table[-1:]]).reshape(*old, -1)
+    cells = resize(cells, (h, w)).reshape(h * w, -1)[:-1]
+    model["position_embedding"] = jnp.concatenate([table[:p], cells])
+    extra = config.depth - len(model["qkv"])
+    for name in ("attention_norm", "qkv", "ffn_norm", "gate_up"):
+        model[name] = jnp.concatenate([model[name], model[name][-1:].repeat(extra, 0)])
+    for name in ("attention_out", "down"):  # a new layer adds nothing at first
+        zero = jnp.zeros((extra, *model[name].shape[1:]))
+        model[name] = jnp.concatenate([model[name], zero])
+    grown = {
+        **small,
+        "model": model,
+        "row": resize(small["row"], (h,)),
+        "column": resize(small["column"], (w,)),
+    }
+    same = jax.tree.map(lambda a, b: a.shape == b.shape, grown, start)
+    assert all(jax.tree.leaves(same)), "a grown model has the shapes of a new one"
+    return grown
+
+
+# Loss and steps.
+
+
+def nats(config: TransformerConfig, params, inputs, targets, condition, drop=None):
+    """Mean negative log-likelihood of each drawing [B], in nats a token."""
+    logits = Transformer(config).apply(params, condition, inputs, drop=drop)
+    loss = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+    return loss.mean(-1)
+
+
+def make_drop(key: jax.Array, rate: float):
+    """Dropout of residual branches, one mask for all positions of a drawing."""
+    if rate == 0:
+        return None
+
+    def drop(layer, branch, h):
+        k = jax.random.fold_in(jax.random.fold_in(key, layer), branch)
+        kept = jax.random.bernoulli(k, 1 - rate, (h.shape[0], 1, h.shape[-1]))
+        return h * kept / (1 - rate)
+
+    return drop
+
+
+def make_step(settings: ARTraining, codebook, optimizer):
+    config = settings.model
+
+    def step(state: TrainState, batch):
+        inputs, targets, condition = batch
+        key = jax.random.fold_in(jax.random.key(settings.seed + 1), state.step)
+
+        def loss(params):
+            folded = fold(config, params, codebook)
+            drop = make_drop(key, settings.dropout)
+            return nats(config, folded, inputs, targets, condition, drop).mean()
+
+        value, grads = jax.value_and_grad(loss)(state.params)
+        return state.update(grads, optimizer, settings.decay), {"loss": value}
+
+    return step
+
+
+def make_optimizer(settings: ARTraining) -> optax.GradientTransformation:
+    """AdamW under warm-up, a constant rate, and a linear fall over the last 30 %.
+
+    Until the fall begins, a run does not depend on its number of steps: it can be made
+    longer or shorter.
+    """
+    fall = int(0.7 * settings.steps)
+    schedule = optax.join_schedules(
+        [
+            optax.linear_schedule(0.0, settings.rate, min(100, fall // 10)),
+            optax.linear_schedule(
+                settings.rate, 0.02 * settings.rate, settings.steps - fall
+            ),
+        ],
+        [fall],
+    )
+
+    def matrices(params):
+        return jax.tree.map_with_path(
+            lambda path, x: x.ndim >= 2 and "norm" not in jax.tree_util.keystr(path),
+            params,
+        )
+
+    return optax.chain(
+        optax.clip_by_global_norm(1.0),
+        optax.adamw(schedule, b1=0.9, b2=0.98, weight_decay=0.05, mask=matrices),
+    )
+
+
+def caption_kinds(corpus: Corpus, chosen: np.ndarray) -> dict[str, np.ndarray]:
+    """Conditions [n, slots, width] of drawings: their own, another's, and none."""
+    pieces = corpus.pieces[chosen]
+    return {
+        "true": corpus.condition(pieces),
+        "shuffled": corpus.condition(np.roll(pieces, len(pieces) // 2, axis=0)),
+        "null": corpus.condition(np.zeros_like(pieces)),
+    }
+
+
+def make_evaluate(settings: ARTraining, corpus: Corpus, drawings, codebook, count=96):
+    """Nats a token on drawings of `train` and `val_concept`, by kind of caption."""
+    config = settings.model
+    score = jax.jit(lambda p, t, c: nats(config, fold(config, p, codebook), t, t, c))
+
+    def evaluate(state: TrainState) -> dict[str, float]:
+        out = {}
+        for split in ("train", "val_concept"):
+            index = drawings.index(split)
+            chosen = np.random.default_rng(0).permutation(index)[:count]
+            tokens = corpus.tokens[0, chosen].astype(np.int32)
+            for kind, condition in caption_kinds(corpus, chosen).items():
+                value = score(state.ema, tokens, condition).mean()
+                out[f"{split}_{kind}"] = round(float(value), 4)
+        return out
+
+    return evaluate
+
+
+def train(
+    settings: ARTraining,
+    corpus: Corpus,
+    drawings: Drawings,
+    codebook: np.ndarray,
+    folder: Path,
+    smaller: dict | None = None,
+    save_every: int = 500,
+) -> TrainState:
+    """Trains one size into `folder`, from a smaller one's parameters if given."""
+    params = init(settings, codebook.shape[1])
+    if smaller is not None:
+        params = grow(smaller, settings.model, params)
+    optimizer = make_optimizer(settings)
+    index = drawings.index("train")
+    return fit(
+        TrainState.create(params, optimizer),
+        make_step(settings, jnp.asarray(codebook), optimizer),
+        lambda step: make_batch(settings, corpus, index, step),
+        steps=settings.steps,
+        folder=folder,
+        settings=asdict(settings),
+        evaluate=make_evaluate(settings, corpus, drawings, codebook),
+        save_every=save_every,
+    )
+
+
+__all__ = ["STAGES", "ARTraining", "Corpus", "fold", "grow", "train"]

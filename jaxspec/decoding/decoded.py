@@ -1,0 +1,84 @@
+"""What every method returns: tokens, counts, and a record of every cell."""
+
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+
+# Where a cell's token came from.
+DRAWN = 0  # from the target's distribution, with no draft there
+ACCEPTED = 1  # a draft that was kept
+RESAMPLED = 2  # from the target, in place of a rejected draft
+BONUS = 3  # from the target, after a draft accepted to its end
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Decoded:
+    """Result of decoding B images on a grid of H by W cells.
+
+    Attributes:
+      tokens: int32 [B, H, W].
+      final_pass: int32 [B, H, W], the pass in which a cell became final: 0 is the
+        prefill, -1 is never.
+      origin: int8 [B, H, W], one of DRAWN, ACCEPTED, RESAMPLED, BONUS.
+      target_passes, draft_passes: int32 [B], passes of the target and of the drafter
+        that the image took part in, without prefill. A pass with guidance is one.
+      prefill_passes: int32 [B], passes over conditions, of target and drafter.
+      drafted: int32 [B], draft tokens that the target judged.
+      bad_pass: int32 [B], the first pass with a log-probability that was not finite;
+        -1 if none.
+    """
+
+    tokens: jax.Array
+    final_pass: jax.Array
+    origin: jax.Array
+    target_passes: jax.Array
+    draft_passes: jax.Array
+    prefill_passes: jax.Array
+    drafted: jax.Array
+    bad_pass: jax.Array
+
+    @staticmethod
+    def empty(batch: int, grid: tuple[int, int]) -> "Decoded":
+        """Nothing decoded yet; the target's prefill is counted."""
+        cells, count = (batch, *grid), jnp.zeros(batch, jnp.int32)
+        return Decoded(
+            tokens=jnp.zeros(cells, jnp.int32),
+            final_pass=jnp.full(cells, -1, jnp.int32),
+            origin=jnp.zeros(cells, jnp.int8),
+            target_passes=count,
+            draft_passes=count,
+            prefill_passes=count + 1,
+            drafted=count,
+            bad_pass=count - 1,
+        )
+
+    def count(self, origin: int) -> jax.Array:
+        """Cells [B] that came from `origin`."""
+        return jnp.sum((self.origin == origin) & (self.final_pass >= 0), axis=(1, 2))
+
+    def settle(
+        self, cells: jax.Array, valid: jax.Array, tokens: jax.Array, origin: int
+    ) -> "Decoded":
+        """Makes cells [B, T] final in the current pass, where `valid`."""
+        b, h, w = self.tokens.shape
+        rows = jnp.arange(b)[:, None]
+        at = jnp.where(valid, cells, h * w)  # out of range is dropped
+
+        def put(x, value):
+            return (
+                x.reshape(b, -1).at[rows, at].set(value, mode="drop").reshape(b, h, w)
+            )
+
+        return replace(
+            self,
+            tokens=put(self.tokens, tokens),
+            final_pass=put(self.final_pass, self.target_passes[:, None]),
+            origin=put(self.origin, jnp.int8(origin)),
+        )
+
+    def check(self, log_p: jax.Array, valid: jax.Array) -> "Decoded":
+        """Notes the current pass if a log-probability [B, T, V] in use is NaN."""
+        bad = jnp.any(jnp.isnan(log_p[..., 0]) & valid, axis=1) & (self.bad_pass < 0)
+        return replace(self, bad_pass=jnp.where(bad, self.target_passes, self.bad_pass))

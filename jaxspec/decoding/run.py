@@ -1,0 +1,88 @@
+"""Running a method: compiled in one loop, in chunks, or step by step in Python."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.decoding.decoded import Decoded
+from jaxspec.decoding.target import Target
+
+
+class Method(Protocol):
+    """A decoding method: a frozen dataclass of its knobs, with these functions.
+
+    All are pure. `step` is one pass or round; an image that is finished must not change
+    in it, and none may depend on the images beside it.
+    """
+
+    def start(self, target: Target, keys: jax.Array) -> Any:
+        """The state before the first step, for image keys [B]."""
+        ...
+
+    def step(self, target: Target, state: Any) -> Any: ...
+
+    def finished(self, state: Any) -> jax.Array:
+        """Which images are done, bool [B]."""
+        ...
+
+    def decoded(self, state: Any) -> Decoded:
+        """The result; of an unfinished state, what there is so far."""
+        ...
+
+
+def decode(method: Method, target: Target, keys: jax.Array) -> Decoded:
+    """Decodes a batch in one `lax.while_loop`; pure, and to be jitted.
+
+    Args:
+      method: static.
+      target: the model to draw from, with its condition.
+      keys: [B] typed keys, one an image (see `sampling.image_key`).
+    """
+    state = jax.lax.while_loop(
+        lambda s: ~jnp.all(method.finished(s)),
+        lambda s: method.step(target, s),
+        method.start(target, keys),
+    )
+    return method.decoded(state)
+
+
+begin = jax.jit(
+    lambda method, target, keys: method.start(target, keys), static_argnums=0
+)
+
+
+def _advance(method: Method, target: Target, state: Any, steps: jax.Array) -> Any:
+    def more(carry):
+        done, s = carry
+        return (done < steps) & ~jnp.all(method.finished(s))
+
+    def body(carry):
+        done, s = carry
+        return done + 1, method.step(target, s)
+
+    return jax.lax.while_loop(more, body, (jnp.int32(0), state))[1]
+
+
+# `steps` is an input, not a constant: chunks of any size share one program. The state,
+# cache and all, is donated.
+advance = jax.jit(_advance, static_argnums=0, donate_argnums=2)
+
+
+def decode_eagerly(
+    method: Method,
+    target: Target,
+    keys: jax.Array,
+    look: Callable[[Any], None] = lambda state: None,
+) -> Decoded:
+    """`decode` as a Python loop, for debugging: nothing is compiled as a whole.
+
+    `look` is called with every state, so that prints and breakpoints work.
+    """
+    state = method.start(target, keys)
+    look(state)
+    while not bool(jnp.all(method.finished(state))):
+        state = method.step(target, state)
+        look(state)
+    return method.decoded(state)

@@ -1,0 +1,292 @@
+"""From prompts to pictures in one call."""
+
+import base64
+import io
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.decoding import Decoded, Method, Target, advance, begin
+from jaxspec.figures import labelled_grid, save_png
+from jaxspec.methods import AR
+from jaxspec.pipeline import Pipeline
+from jaxspec.sampling import Sampling, image_key
+
+Progress = Callable[[int, int, np.ndarray], None]
+CHUNK = 8  # passes between two calls of `progress`
+
+
+@dataclass(frozen=True)
+class Generated:
+    """Pictures, and all that is needed to draw them again; n of them, prompt by prompt.
+
+    Attributes:
+      images: uint8 [n, H, W, 3].
+      tokens: int32 [n, h, w].
+      stats: counts and per-cell records, numpy arrays [n, ...] (see `Decoded`).
+      prompts: the prompt of each picture.
+      seeds: the seed of each picture.
+      numbers: its number among the pictures of its prompt.
+      settings: family, method, size and sampling.
+      seconds: wall time of reading prompts, decoding and making pictures, compilation
+        included where something compiled.
+    """
+
+    images: np.ndarray
+    tokens: np.ndarray
+    stats: Decoded
+    prompts: list[str]
+    seeds: list[int]
+    numbers: list[int]
+    settings: dict[str, Any]
+    seconds: dict[str, float]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def pil(self, i: int = 0):
+        """Picture i as a `PIL.Image`."""
+        from PIL import Image
+
+        return Image.fromarray(self.images[i])
+
+    def label(self, i: int) -> str:
+        """Prompt, seed and number of picture i in a line."""
+        return f"{self.prompts[i]}, seed {self.seeds[i]}, image {self.numbers[i]}"
+
+    def metadata(self, i: int) -> dict[str, str]:
+        """What a file of picture i says of itself."""
+        return {
+            "prompt": self.prompts[i],
+            "seed": str(self.seeds[i]),
+            "image": str(self.numbers[i]),
+            "settings": json.dumps(self.settings),
+        }
+
+    def grid(self) -> np.ndarray:
+        """All pictures on one sheet, labelled; uint8 [H, W, 3]."""
+        return labelled_grid(self.images, self.prompts)
+
+    def save(self, folder) -> list[Path]:
+        """Writes `000.png`, `001.png` ... and `generated.json`; returns the pictures.
+
+        Each PNG carries its prompt, seed and settings as text.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = [folder / f"{i:03d}.png" for i in range(len(self))]
+        for i, path in enumerate(paths):
+            save_png(path, self.images[i], self.metadata(i))
+        (folder / "generated.json").write_text(self.to_json() + "\n")
+        return paths
+
+    def to_json(self) -> str:
+        """Everything but the pixels."""
+        record = {
+            "settings": self.settings,
+            "seconds": self.seconds,
+            "summary": self.stats.summary(),
+            "images": [
+                {
+                    "prompt": self.prompts[i],
+                    "seed": self.seeds[i],
+                    "image": self.numbers[i],
+                    "target_passes": int(self.stats.target_passes[i]),
+                    "draft_passes": int(self.stats.draft_passes[i]),
+                    "tokens": self.tokens[i].tolist(),
+                }
+                for i in range(len(self))
+            ],
+        }
+        return json.dumps(record)
+
+    def _repr_html_(self) -> str:
+        from PIL import Image
+
+        buffer = io.BytesIO()
+        Image.fromarray(self.grid()).save(buffer, "PNG")
+        data = base64.b64encode(buffer.getvalue()).decode()
+        return f'<img alt="generated pictures" src="data:image/png;base64,{data}">'
+
+
+def generate(
+    params: Pipeline,
+    prompts: str | Sequence[str],
+    *,
+    size: int | None = None,
+    method: Method | None = None,
+    num_images: int = 1,
+    seed: int = 0,
+    guidance: float | None = None,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    batch_size: int = 32,
+    progress: Progress | None = None,
+) -> Generated:
+    """Draws pictures of prompts.
+
+    A picture depends on its prompt's meaning, the seed, its number and the settings:
+    not on the prompts beside it, nor on `batch_size`.
+
+    Args:
+      params: from `jaxspec.load`.
+      prompts: one or several.
+      size: pixels of a side, one of the trained sizes.
+      method: how to decode; plain AR by default.
+      num_images: pictures of each prompt.
+      seed: 0 to 2**32 - 1.
+      guidance: 1 is off and costs half; 0 ignores the prompt.
+      temperature: 0 is argmax.
+      top_k: 0 is off.
+      top_p: 1 is off.
+      batch_size: most pictures drawn at once.
+      progress: called now and then with the cells done, all cells, and the tokens
+        [B, h, w] of the batch so far, 0 where nothing is drawn yet.
+
+    Returns:
+      The pictures with counts and settings, all pictures of the first prompt first.
+
+    Raises:
+      ValueError: a prompt or a setting is not usable; nothing was computed.
+      FloatingPointError: the network returned something that is not a number.
+    """
+    began = time.perf_counter()
+    prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+    _check(prompts, num_images, seed, batch_size)
+    config, method = params.config, AR() if method is None else method
+    size = config.check_size(size)
+    chosen = {
+        name: getattr(config.defaults, name) if value is None else value
+        for name, value in (
+            ("guidance", guidance),
+            ("temperature", temperature),
+            ("top_k", top_k),
+            ("top_p", top_p),
+        )
+    }
+    sampling = Sampling.create(config.vq.codebook_size, **chosen)
+    condition = np.asarray(params.condition(prompts)).repeat(num_images, axis=0)
+    ids = params.prompt_ids(prompts).repeat(num_images)
+    numbers = np.tile(np.arange(num_images), len(prompts))
+    keys = image_keys(seed, ids, numbers)
+
+    read = time.perf_counter()
+    parts = []
+    for first in range(0, len(ids), batch_size):
+        rows = _bucket(np.arange(first, min(first + batch_size, len(ids))))
+        target = params.target(jnp.asarray(condition[rows]), sampling, size)
+        count = min(batch_size, len(ids) - first)
+        report = _offset(progress, first, count, len(ids))
+        out = _run(method, target, keys[rows], report)
+        parts.append(jax.tree.map(lambda x, n=count: np.asarray(x[:n]), out))
+    stats = jax.tree.map(lambda *x: np.concatenate(x), *parts)
+    _check_decoded(stats, numbers, num_images, prompts)
+    decoded = time.perf_counter()
+    pictures = [
+        params.images(stats.tokens[_bucket(np.arange(i, min(i + 32, len(ids))))])
+        for i in range(0, len(ids), 32)
+    ]
+    images = np.concatenate([p[: len(ids) - 32 * i] for i, p in enumerate(pictures)])
+    done = time.perf_counter()
+    return Generated(
+        images=images,
+        tokens=stats.tokens,
+        stats=stats,
+        prompts=[p for p in prompts for _ in range(num_images)],
+        seeds=[seed] * len(ids),
+        numbers=numbers.tolist(),
+        settings={
+            "family": config.name,
+            "size": size,
+            "method": {"name": type(method).__name__, **asdict(method)},
+            **chosen,
+        },
+        seconds={
+            "prompts": read - began,
+            "decode": decoded - read,
+            "pictures": done - decoded,
+        },
+    )
+
+
+def image_keys(seed: int, prompt_ids: np.ndarray, numbers: np.ndarray) -> jax.Array:
+    """Keys [B] of images (see `sampling.image_key`)."""
+    return jax.vmap(image_key, in_axes=(None, 0, 0))(
+        seed, jnp.asarray(prompt_ids, jnp.uint32), jnp.asarray(numbers, jnp.uint32)
+    )
+
+
+def _check(prompts: list[str], num_images: int, seed: int, batch_size: int) -> None:
+    if not prompts:
+        raise ValueError("there is no prompt")
+    for prompt in prompts:
+        if not isinstance(prompt, str):
+            raise ValueError(f"a prompt must be text, not {prompt!r}")
+    if num_images < 1:
+        raise ValueError(f"num_images must be 1 or more, not {num_images}")
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be 1 or more, not {batch_size}")
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"seed must be from 0 to 2**32 - 1, not {seed}")
+
+
+def _bucket(rows: np.ndarray) -> np.ndarray:
+    """Repeats the first row up to a power of two, so that few shapes compile."""
+    size = 1 << (len(rows) - 1).bit_length()
+    return np.concatenate([rows, np.full(size - len(rows), rows[0])])
+
+
+def _offset(
+    progress: Progress | None, first: int, count: int, images: int
+) -> Progress | None:
+    """A batch's own view of `progress`: counts run over all batches."""
+    if progress is None:
+        return None
+
+    def report(done: int, cells: int, tokens: np.ndarray) -> None:
+        per_image = cells // len(tokens)
+        real = done * count // len(tokens)  # without the rows that fill the bucket
+        progress(first * per_image + real, images * per_image, tokens[:count])
+
+    return report
+
+
+def _run(
+    method: Method, target: Target, keys: jax.Array, progress: Progress | None
+) -> Decoded:
+    """Decodes a batch, in chunks of passes if someone wants to see it."""
+    state = begin(method, target, keys)
+    if progress is None:
+        return method.decoded(advance(method, target, state, np.int32(2**31 - 1)))
+    while not np.all(method.finished(state)):
+        state = advance(method, target, state, np.int32(CHUNK))
+        decoded = method.decoded(state)
+        final = np.asarray(decoded.final_pass) >= 0
+        progress(int(final.sum()), final.size, np.asarray(decoded.tokens))
+    return method.decoded(state)
+
+
+def _check_decoded(stats: Decoded, numbers, num_images: int, prompts) -> None:
+    """Raises if an image met a number that is none, or was not filled."""
+    for i in np.flatnonzero(stats.bad_pass >= 0)[:1]:
+        raise FloatingPointError(
+            f"image {numbers[i]} of {prompts[i // num_images]!r} met a log-probability "
+            f"that is not finite in pass {stats.bad_pass[i]}: are the weights damaged?"
+        )
+    unfilled = np.argwhere(stats.final_pass < 0)
+    if len(unfilled):
+        raise RuntimeError(
+            f"cell {unfilled[0][1:].tolist()} of image {unfilled[0][0]} was never "
+            "drawn: the method has a bug"
+        )
+
+
+__all__ = ["Generated", "generate", "image_keys"]

@@ -1,0 +1,5 @@
+"""Decoding methods, one module a published method."""
+
+from jaxspec.methods.ar import AR
+
+__all__ = ["AR"]

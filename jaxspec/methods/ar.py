@@ -1,0 +1,29 @@
+"""Plain autoregressive decoding: one cell a pass, in raster order."""
+
+from dataclasses import dataclass
+
+import jax
+
+from jaxspec.decoding import Decoded, Target, wavefront
+
+
+@dataclass(frozen=True)
+class AR:
+    """The baseline: N - 1 passes after the prefill, which draws the first cell.
+
+    Guarantee: exact. The wavefront engine with a window of a whole row.
+    """
+
+    def start(self, target: Target, keys: jax.Array) -> wavefront.WavefrontState:
+        return wavefront.start(target, keys)
+
+    def step(
+        self, target: Target, state: wavefront.WavefrontState
+    ) -> wavefront.WavefrontState:
+        return wavefront.step(target, state, window=target.grid[1], frontier=1)
+
+    def finished(self, state: wavefront.WavefrontState) -> jax.Array:
+        return wavefront.finished(state)
+
+    def decoded(self, state: wavefront.WavefrontState) -> Decoded:
+        return state.decoded

@@ -1,0 +1,354 @@
+"""The autoregressive image transformer: LlamaGen's and Tar's AR-DTok, by configuration.
+
+A Llama-style decoder over [condition prefix, image tokens in raster order]: pre-norm
+RMSNorm, SwiGLU, no biases, untied head. LlamaGen (Sun et al. 2024, section 3.2) takes a
+class or caption prefix and 2-D rotary positions; AR-DTok (Han et al. 2025, Tar) takes
+projected features and a learned table of absolute positions.
+
+Layers are stacked along a leading axis and run under `lax.scan`. Axis legend: B images,
+T tokens fed, P prefix slots, N cells, S = P + N slots, K heads, D head width, C model
+width, F SwiGLU width, L layers, V codes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """Static shape of the network.
+
+    Attributes:
+      vocab_size: number of codes V.
+      width, depth, heads, hidden: C, L, K, F.
+      grid: rows and columns of the token grid.
+      prefix: what conditions the picture. "class": one label, the last row of the table
+        is the null class. "features": P vectors through one linear layer with bias; null
+        is zeros. "caption": P vectors, padded on the left, through a two-layer MLP; null
+        is a learned set of vectors.
+      prefix_length: P.
+      prefix_width: width of one condition vector; the number of classes for "class".
+      positions: "learned" table of P + N - 1 rows, or LlamaGen's "rotary" by row and
+        column, with zero rows for the prefix.
+      norm_epsilon: of the RMS norms.
+      rotary_base: of the rotary frequencies.
+    """
+
+    vocab_size: int
+    width: int
+    depth: int
+    heads: int
+    hidden: int
+    grid: tuple[int, int]
+    prefix: Literal["class", "features", "caption"]
+    prefix_length: int
+    prefix_width: int
+    positions: Literal["learned", "rotary"]
+    norm_epsilon: float = 1e-5
+    rotary_base: float = 10000.0
+
+    @property
+    def cells(self) -> int:
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def slots(self) -> int:
+        return self.prefix_length + self.cells
+
+    @property
+    def head_width(self) -> int:
+        return self.width // self.heads
+
+
+def swiglu_hidden(width: int, multiple_of: int = 256) -> int:
+    """Hidden width of a Llama feed-forward layer: 8/3 of the width, rounded up."""
+    return -(-int(2 * 4 * width / 3) // multiple_of) * multiple_of
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Cache:
+    """Keys and values of every slot, [L, B, K, S, D] each."""
+
+    key: jax.Array
+    value: jax.Array
+
+    @staticmethod
+    def empty(config: TransformerConfig, batch: int, dtype=jnp.float32) -> "Cache":
+        shape = (
+            config.depth,
+            batch,
+            config.heads,
+            config.slots,
+            config.head_width,
+        )
+        return Cache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+
+
+def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
+    """RMS norm as published: in float32, cast back, then scaled."""
+    y = x.astype(jnp.float32)
+    y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + epsilon)
+    return y.astype(x.dtype) * jnp.broadcast_to(scale, x.shape)
+
+
+def rotary_table(config: TransformerConfig) -> np.ndarray:
+    """LlamaGen's 2-D rotary table: (cos, sin) [S, D/2, 2], zero in the prefix rows.
+
+    The first half of the pairs turns with the row, the second with the column. The
+    zeros are LlamaGen's own: they make queries and keys of the prefix exactly zero.
+    """
+    half = config.head_width // 2
+    frequency = config.rotary_base ** (-np.arange(0, half, 2)[: half // 2] / half)
+    row, column = np.divmod(np.arange(config.cells), config.grid[1])
+    angle = np.concatenate(
+        [row[:, None] * frequency, column[:, None] * frequency], axis=1
+    )
+    table = np.zeros((config.slots, half, 2), np.float32)
+    table[config.prefix_length :] = np.stack([np.cos(angle), np.sin(angle)], axis=-1)
+    return table
+
+
+def rotate(x: jax.Array, table: jax.Array) -> jax.Array:
+    """Turns interleaved pairs (2i, 2i+1) of x [B, K, T, D] by table [B, T, D/2, 2]."""
+    pairs = x.astype(jnp.float32).reshape(*x.shape[:-1], -1, 2)
+    cos, sin = table[:, None, ..., 0], table[:, None, ..., 1]
+    a, b = pairs[..., 0], pairs[..., 1]
+    out = jnp.stack([a * cos - b * sin, b * cos + a * sin], axis=-1)
+    return out.reshape(x.shape).astype(x.dtype)
+
+
+def attend(
+    q: jax.Array, key: jax.Array, value: jax.Array, visible: jax.Array
+) -> jax.Array:
+    """Attention of q [B, K, T, D] to key and value [B, K, S, D]: [B, K, T, D].
+
+    `visible` [B or 1, T, S] says which slots a query may see; each must see one.
+    """
+    scores = jnp.einsum("bktd,bksd->bkts", q, key) * q.shape[-1] ** -0.5
+    scores = jnp.where(visible[:, None], scores.astype(jnp.float32), -jnp.inf)
+    weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
+    return jnp.einsum("bkts,bksd->bktd", weights, value)
+
+
+def attend_causal(q, key, value, visible, blocks: int = 4) -> jax.Array:
+    """`attend` over a whole causal sequence (S = T), skipping what cannot be seen.
+
+    Queries go in blocks; each meets only the keys up to its own end, which saves
+    nearly half of the products.
+    """
+    edges = np.linspace(0, q.shape[2], blocks + 1).astype(int)
+    parts = [
+        attend(q[:, :, a:b], key[:, :, :b], value[:, :, :b], visible[:, a:b, :b])
+        for a, b in zip(edges[:-1], edges[1:], strict=True)
+        if b > a
+    ]
+    return jnp.concatenate(parts, axis=2)
+
+
+class Transformer(nn.Module):
+    """The network; pure, used through `apply(params, ..., method=...)`.
+
+    A decoder calls `prefix` and `embed` for inputs, `extend` to run them against the
+    cache, and `logits` for what follows. Training calls it as a whole.
+    """
+
+    config: TransformerConfig
+
+    def setup(self):
+        c = self.config
+        normal, ones = nn.initializers.normal(0.02), nn.initializers.ones
+
+        def stack(name, *shape):
+            return self.param(name, normal, (c.depth, *shape))
+
+        self.token_embedding = self.param(
+            "token_embedding", normal, (c.vocab_size, c.width)
+        )
+        if c.positions == "learned":
+            self.position_embedding = self.param(
+                "position_embedding", normal, (c.slots - 1, c.width)
+            )
+        if c.prefix == "class":
+            self.class_embedding = self.param(
+                "class_embedding", normal, (c.prefix_width + 1, c.width)
+            )
+        elif c.prefix == "features":
+            self.prefix_proj = self.param(
+                "prefix_proj", normal, (c.prefix_width, c.width)
+            )
+            self.prefix_bias = self.param(
+                "prefix_bias", nn.initializers.zeros, (c.width,)
+            )
+        else:
+            self.prefix_in = self.param("prefix_in", normal, (c.prefix_width, c.width))
+            self.prefix_out = self.param("prefix_out", normal, (c.width, c.width))
+            self.prefix_null = self.param(
+                "prefix_null", normal, (c.prefix_length, c.prefix_width)
+            )
+        self.layers = {
+            "attention_norm": self.param("attention_norm", ones, (c.depth, c.width)),
+            "qkv": stack("qkv", c.width, 3 * c.width),
+            "attention_out": stack("attention_out", c.width, c.width),
+            "ffn_norm": self.param("ffn_norm", ones, (c.depth, c.width)),
+            "gate_up": stack("gate_up", c.width, 2 * c.hidden),
+            "down": stack("down", c.hidden, c.width),
+        }
+        self.norm = self.param("norm", ones, (c.width,))
+        self.head = self.param("head", normal, (c.width, c.vocab_size))
+
+    # Inputs.
+
+    def prefix(self, condition: jax.Array) -> jax.Array:
+        """Prefix embeddings [B, P, C] of a condition.
+
+        `condition` is int32 [B] class labels, or float [B, P, prefix_width] vectors.
+        """
+        kind = self.config.prefix
+        if kind == "class":
+            x = self.class_embedding[condition][:, None]
+        elif kind == "features":
+            x = condition @ self.prefix_proj + self.prefix_bias[None, None]
+        else:
+            x = nn.gelu(condition @ self.prefix_in, approximate=True) @ self.prefix_out
+        slots = jnp.arange(self.config.prefix_length)
+        return self._place(x, jnp.broadcast_to(slots, x.shape[:2]))
+
+    def null(self, condition: jax.Array) -> jax.Array:
+        """The condition that stands for no condition, shaped as `condition`."""
+        kind = self.config.prefix
+        if kind == "class":
+            return jnp.full_like(condition, self.config.prefix_width)
+        if kind == "features":
+            return jnp.zeros_like(condition)
+        return jnp.broadcast_to(self.prefix_null, condition.shape)
+
+    def embed(self, tokens: jax.Array, cells: jax.Array) -> jax.Array:
+        """Input embeddings [B, T, C] of tokens [B, T] at grid cells [B, T]."""
+        slots = cells + self.config.prefix_length
+        return self._place(self.token_embedding[tokens], slots)
+
+    def _place(self, x: jax.Array, slots: jax.Array) -> jax.Array:
+        """Adds the position of each slot; the last cell is never fed and has none."""
+        if self.config.positions == "rotary":
+            return x
+        last = self.config.slots - 2
+        return x + self.position_embedding[jnp.clip(slots, 0, last)]
+
+    # The trunk.
+
+    def _block(self, layer: dict, x: jax.Array, attention: Callable, drop: Callable):
+        """One layer; `attention(q, k, v)` maps [B, K, T, D] to the same and a carry."""
+        c = self.config
+        b, t, _ = x.shape
+        with jax.named_scope("attention"):
+            h = rms_norm(x, layer["attention_norm"], c.norm_epsilon) @ layer["qkv"]
+            h = h.reshape(b, t, 3 * c.heads, c.head_width).swapaxes(1, 2)
+            h, carry = attention(*jnp.split(h, 3, axis=1))
+            h = h.swapaxes(1, 2).reshape(b, t, -1)
+            x = x + drop(0, h @ layer["attention_out"])
+        with jax.named_scope("feed_forward"):
+            h = rms_norm(x, layer["ffn_norm"], c.norm_epsilon) @ layer["gate_up"]
+            gate, up = jnp.split(h, 2, axis=-1)
+            x = x + drop(1, (nn.silu(gate) * up) @ layer["down"])
+        return x, carry
+
+    def extend(
+        self, x: jax.Array, slots: jax.Array, cache: Cache, visible: jax.Array
+    ) -> tuple[jax.Array, Cache]:
+        """Feeds inputs, writes their slots, and reads what follows them.
+
+        Args:
+          x: input embeddings [B, T, C], from `prefix` or `embed`.
+          slots: int32 [B, T], where to write; a slot of S or more is not written.
+          cache: keys and values of all slots; donate it at the jit boundary.
+          visible: bool [B, T, S], which slots each input sees, its own among them (all
+            inputs are written before any is read).
+
+        Returns:
+          States [B, T, C] before the final norm (for `logits`), and the cache.
+        """
+        rows = jnp.arange(x.shape[0])[:, None]
+        turn = self._turn(slots)
+
+        def body(carry, layer):
+            x, cache, index = carry
+
+            def attention(q, k, v):
+                at = (index, rows, slice(None), slots)
+
+                def write(old, new):
+                    return old.at[at].set(
+                        new.swapaxes(1, 2).astype(old.dtype), mode="drop"
+                    )
+
+                new = Cache(write(cache.key, turn(k)), write(cache.value, v))
+                return attend(turn(q), new.key[index], new.value[index], visible), new
+
+            x, cache = self._block(layer, x, attention, lambda _, h: h)
+            return (x, cache, index + 1), None
+
+        (x, cache, _), _ = jax.lax.scan(body, (x, cache, 0), self.layers)
+        return x, cache
+
+    def _turn(self, slots: jax.Array) -> Callable[[jax.Array], jax.Array]:
+        """The rotary embedding of the given slots [B, T]; identity without one."""
+        if self.config.positions == "learned":
+            return lambda x: x
+        table = jnp.asarray(rotary_table(self.config))
+        table = table[jnp.clip(slots, 0, self.config.slots - 1)]
+        return lambda x: rotate(x, table)
+
+    def logits(self, states: jax.Array) -> jax.Array:
+        """float32 logits [..., V] of the cell after each state [..., C]."""
+        h = rms_norm(states, self.norm, self.config.norm_epsilon)
+        return (h @ self.head).astype(jnp.float32)
+
+    def __call__(
+        self,
+        condition: jax.Array,
+        tokens: jax.Array,
+        prefix_visible: jax.Array | None = None,
+        drop: Callable[[jax.Array, int, jax.Array], jax.Array] | None = None,
+    ) -> jax.Array:
+        """Teacher-forced logits [B, N, V]; row i predicts tokens[:, i].
+
+        Args:
+          condition: as for `prefix`.
+          tokens: int32 [B, N], the whole grid in raster order.
+          prefix_visible: bool [B, P], which prefix slots are not padding.
+          drop: `(layer, branch, [B, T, C]) -> [B, T, C]`, dropout of residual branches
+            in training.
+        """
+        p, n = self.config.prefix_length, self.config.cells
+        cells = jnp.broadcast_to(jnp.arange(n - 1), (tokens.shape[0], n - 1))
+        x = jnp.concatenate(
+            [self.prefix(condition), self.embed(tokens[:, :-1], cells)], axis=1
+        )
+        slots = jnp.arange(p + n - 1)[None]
+        visible = slots[..., None] >= slots[:, None]
+        if prefix_visible is not None:
+            seen = jnp.pad(prefix_visible, ((0, 0), (0, n - 1)), constant_values=True)
+            visible = (visible & seen[:, None]) | jnp.eye(p + n - 1, dtype=bool)[None]
+        turn = self._turn(slots)
+
+        def body(carry, layer):
+            x, index = carry
+
+            def attention(q, k, v):
+                return attend_causal(turn(q), turn(k), v, visible), None
+
+            def branch(i, h):
+                return h if drop is None else drop(index, i, h)
+
+            x, _ = self._block(layer, x, attention, branch)
+            return (x, index + 1), None
+
+        (x, _), _ = jax.lax.scan(body, (x, 0), self.layers)
+        return self.logits(x[:, p - 1 :])

@@ -1,0 +1,183 @@
+"""From logits to the distribution that is sampled, and draws from it.
+
+The order is that of the published samplers: guidance, temperature, top-k, top-p,
+log-softmax, all in float32. Every acceptance rule works on the result, never on raw
+logits.
+"""
+
+import math
+import warnings
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Sampling:
+    """Sampling settings; `None` switches a step off.
+
+    What is off is part of the structure (another compiled program); the numbers are
+    ordinary inputs, so changing them compiles nothing. Make one with `create`, which
+    checks the numbers.
+
+    Attributes:
+      temperature: logits are divided by it; None is argmax.
+      guidance: scale s of classifier-free guidance, `u + s (c - u)`, which costs an
+        unconditional row beside each conditional one; None is conditional only.
+      guided_cells: guidance applies to this many first cells only; None is to all.
+      top_k: only the k likeliest codes are kept, and those tied with the k-th.
+      top_p: codes are kept from the likeliest on until their sum passes p; the one that
+        passes it is kept, and those tied with it.
+    """
+
+    temperature: float | jax.Array | None = 1.0
+    guidance: float | jax.Array | None = None
+    guided_cells: int | jax.Array | None = None
+    top_k: int | jax.Array | None = None
+    top_p: float | jax.Array | None = None
+
+    @staticmethod
+    def create(
+        vocab_size: int,
+        *,
+        temperature: float = 1.0,
+        guidance: float = 1.0,
+        guided_cells: int | None = None,
+        top_k: int = 0,
+        top_p: float = 1.0,
+    ) -> "Sampling":
+        """Checks settings in their usual form and makes the record.
+
+        Temperature 0 is argmax, guidance 1 is off (0 is unconditional), top_k 0 and
+        top_p 1 are off.
+
+        Raises:
+          ValueError: a number is NaN or out of its range.
+        """
+
+        def check(name: str, value: float, ok: bool, want: str):
+            if not (math.isfinite(value) and ok):
+                raise ValueError(f"{name} must be {want}, not {value}")
+
+        check("temperature", temperature, temperature >= 0, "0 (argmax) or more")
+        check("guidance", guidance, guidance >= 0, "0 (unconditional), 1 (off) or more")
+        check("top_p", top_p, 0 <= top_p <= 1, "between 0 and 1 (1 is off)")
+        check("top_k", top_k, top_k >= 0 and top_k == int(top_k), "0 (off) or a count")
+        if guided_cells is not None:
+            check("guided_cells", guided_cells, guided_cells >= 0, "a count")
+        if top_k > vocab_size:
+            warnings.warn(
+                f"top_k {top_k} is more than the {vocab_size} codes; all are kept",
+                stacklevel=2,
+            )
+        return Sampling(
+            temperature=None if temperature == 0 else float(temperature),
+            guidance=None if guidance == 1 else float(guidance),
+            guided_cells=None if guidance == 1 else guided_cells,
+            top_k=int(top_k) if 0 < top_k < vocab_size else None,
+            top_p=float(top_p) if top_p < 1 else None,
+        )
+
+    @property
+    def rows(self) -> int:
+        """Rows of the network an image takes: 2 with guidance (null after its own)."""
+        return 1 if self.guidance is None else 2
+
+
+def guide(logits: jax.Array, cells: jax.Array, sampling: Sampling) -> jax.Array:
+    """Joins conditional and null rows: [B * rows, T, V] to [B, T, V] logits.
+
+    Rows of one image are neighbours, so that images can be split over devices.
+    `cells` [B, T] are the cells that the logits are about.
+    """
+    if sampling.guidance is None:
+        return logits
+    pair = logits.reshape(-1, 2, *logits.shape[1:])
+    conditional, null = pair[:, 0], pair[:, 1]
+    scale = jnp.asarray(sampling.guidance, jnp.float32)
+    if sampling.guided_cells is not None:
+        scale = jnp.where(cells < sampling.guided_cells, scale, 1.0)[..., None]
+        # Exactly the conditional logits where guidance is off, not u + (c - u).
+        guided = null + scale * (conditional - null)
+        return jnp.where(scale == 1.0, conditional, guided)
+    return null + scale * (conditional - null)
+
+
+def keep_top_k(logits: jax.Array, k: int | jax.Array) -> jax.Array:
+    """Sets logits below the k-th largest of the last axis to -inf."""
+    ascending = jnp.sort(logits, axis=-1)
+    index = jnp.clip(logits.shape[-1] - k, 0, logits.shape[-1] - 1)
+    kth = jnp.take(ascending, index, axis=-1)[..., None]
+    return jnp.where(logits < kth, -jnp.inf, logits)
+
+
+def keep_top_p(logits: jax.Array, p: float | jax.Array) -> jax.Array:
+    """Keeps the likeliest codes up to and including the one whose sum passes p."""
+    descending = -jnp.sort(-logits, axis=-1)
+    probs = jax.nn.softmax(descending, axis=-1)
+    before = jnp.cumsum(probs, axis=-1) - probs
+    kept = jnp.maximum(jnp.sum(before <= p, axis=-1), 1)
+    last = jnp.take_along_axis(descending, kept[..., None] - 1, axis=-1)
+    return jnp.where(logits < last, -jnp.inf, logits)
+
+
+def log_probs(logits: jax.Array, sampling: Sampling) -> jax.Array:
+    """Log-probabilities [..., V] of the distribution that is sampled from.
+
+    Takes guided logits. A NaN or +inf among them makes the whole row NaN, which is how
+    decoding notices. Argmax is a distribution too: 0 at the first largest logit, -inf
+    elsewhere.
+    """
+    logits = logits.astype(jnp.float32)
+    bad = ~jnp.all(logits < jnp.inf, axis=-1, keepdims=True)
+    if sampling.temperature is None:
+        best = jnp.argmax(logits, axis=-1)[..., None]
+        codes = jnp.arange(logits.shape[-1])
+        out = jnp.where(codes == best, 0.0, -jnp.inf)
+    else:
+        # From the maximum, so that a tiny temperature cannot overflow.
+        logits = logits - jnp.max(logits, axis=-1, keepdims=True)
+        logits = logits / jnp.asarray(sampling.temperature, jnp.float32)
+        if sampling.top_k is not None:
+            logits = keep_top_k(logits, sampling.top_k)
+        if sampling.top_p is not None:
+            logits = keep_top_p(logits, sampling.top_p)
+        out = jax.nn.log_softmax(logits, axis=-1)
+    return jnp.where(bad, jnp.nan, out)
+
+
+# Keys. A draw's key depends on the image and the cell alone: never on the batch row,
+# the host, or how many draws came before.
+
+DRAW = 0  # purposes: what a key of a cell is used for
+
+
+def image_key(seed: int, prompt_id: int, image: int) -> jax.Array:
+    """The key of one image: (seed, prompt id, number among the prompt's images)."""
+    key = jax.random.key(seed, impl="threefry2x32")
+    return jax.random.fold_in(jax.random.fold_in(key, prompt_id), image)
+
+
+def cell_keys(
+    keys: jax.Array, cells: jax.Array, purpose: int = DRAW, attempt: int | jax.Array = 0
+) -> jax.Array:
+    """Keys [B, T] for a purpose at cells [B, T] of images with keys [B]."""
+
+    def one(key, cell, attempt):
+        key = jax.random.fold_in(jax.random.fold_in(key, cell), purpose)
+        return jax.random.fold_in(key, attempt)
+
+    over_cells = jax.vmap(one, in_axes=(None, 0, 0))
+    return jax.vmap(over_cells)(keys, cells, jnp.broadcast_to(attempt, cells.shape))
+
+
+def draw(keys: jax.Array, log_p: jax.Array) -> jax.Array:
+    """One code int32 [B, T] from each log-distribution [B, T, V], by its own key."""
+
+    def noise(key):
+        return jax.random.gumbel(key, log_p.shape[-1:], jnp.float32)
+
+    gumbel = jax.vmap(jax.vmap(noise))(keys)
+    return jnp.argmax(log_p + gumbel, axis=-1).astype(jnp.int32)
