@@ -15,9 +15,6 @@ needs_minilm = pytest.mark.skipif(
 )
 
 
-TOY_TEXT = "hearts red – ø ½"
-
-
 def toy_spec() -> dict:
     pieces = "[PAD] [unused0] [UNK] [CLS] [ ] ω heart ##s red ##ος – ø".split()
     return {
@@ -45,57 +42,70 @@ def toy_spec() -> dict:
     }
 
 
-@pytest.fixture
-def toy() -> tuple[np.ndarray, np.ndarray, dict]:
-    """13 embeddings [13, 6], and the table [9, 6] and tokenizer built from them."""
-    embeddings = np.random.default_rng(0).normal(size=(13, 6)).astype(np.float32)
-    return embeddings, *text_table.build(embeddings, toy_spec(), [TOY_TEXT], {}, width=6)
+def toy_build(width: int = 6) -> tuple[np.ndarray, np.ndarray, dict]:
+    """Vectors [14, 6] of the toy's 13 pieces and a word, its table and tokenizer."""
+    vectors = np.random.default_rng(0).normal(size=(14, 6)).astype(np.float32)
+    captions = ["hearts red –", "ø heart blob ½"]  # all kept pieces but [ and ]
+    built = text_table.build(
+        vectors[:13], toy_spec(), captions, {"blob": vectors[13]}, width
+    )
+    return vectors, *built
 
 
-def test_tokenizer_keeps_latin_pieces_with_dense_ids(toy):
-    tokenizer = Tokenizer.from_str(json.dumps(toy[2]))
-    assert tokenizer.get_vocab_size() == len(toy[1]) == 9
-    encoded = tokenizer.encode("Red hearts – réd ω ø")
-    assert encoded.tokens == "red heart ##s – red [UNK] ø".split()
-    assert encoded.ids == [6, 4, 5, 7, 6, 1, 8]
+def test_tokenizer_keeps_latin_pieces_with_dense_ids():
+    _, table, spec = toy_build()
+    tokenizer = Tokenizer.from_str(json.dumps(spec))
+    assert tokenizer.get_vocab_size() == len(table) == 10
+    encoded = tokenizer.encode("Red hearts – réd ω ø blob")
+    assert encoded.tokens == "red heart ##s – red [UNK] ø blob".split()
+    assert encoded.ids == [6, 4, 5, 7, 6, 1, 8, 9]
     assert 0 not in tokenizer.encode("[PAD] [CLS]").ids
 
 
-def test_table_turns_and_scales_the_embeddings(toy):
-    embeddings, table, _ = toy
+def test_table_turns_and_scales_the_vectors():
+    vectors, table, _ = toy_build()
     assert table.dtype == np.float16 and not table[:2].any()
-    got, want = table[2:].astype(np.float32), embeddings[[4, 5, 7, 8, 9, 11, 12]]
-    np.testing.assert_allclose(got.mean(0), 0, atol=1e-3)
-    np.testing.assert_allclose(np.square(got).mean(), 1, atol=1e-3)
-    spread = np.square(got).mean(0)
-    assert (np.diff(spread) < 0).all()  # components in order
+    rows, kept = table[2:].astype(np.float32), vectors[[4, 5, 7, 8, 9, 11, 12, 13]]
+    np.testing.assert_allclose(np.square(rows).mean(), 1, atol=1e-3)
 
     def distances(x):
         return np.linalg.norm(x[:, None] - x[None], axis=-1)
 
-    ratio = distances(got)[0, 1:] / distances(want)[0, 1:]
+    ratio = distances(rows)[0, 1:] / distances(kept)[0, 1:]
     np.testing.assert_allclose(ratio, ratio[0], rtol=1e-2)
+
+
+def test_components_are_those_of_the_pieces_in_captions():
+    used = toy_build()[1][4:].astype(np.float32)
+    np.testing.assert_allclose(used.mean(0), 0, atol=1e-3)
+    spread = np.square(used).mean(0)
+    assert (np.diff(spread) < 0).all()
+    narrow = toy_build(width=2)[1][4:].astype(np.float32)
+    ratio = narrow / used[:, :2]
+    np.testing.assert_allclose(ratio, ratio[0, 0], rtol=1e-2)
+
+
+def test_same_files_twice(tmp_path):
+    names = ("text.safetensors", "tokenizer.json")
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        text_table.write(folder, *toy_build()[1:])
+    first, second = (
+        [(tmp_path / f / name).read_bytes() for name in names] for f in "ab"
+    )
+    assert first == second
 
 
 @pytest.fixture(scope="module")
 def real():
-    folder = minilm.package_folder()
-    spec = json.loads((folder / "tokenizer.json").read_text())
+    spec = json.loads((minilm.package_folder() / "tokenizer.json").read_text())
     return *text_table.build_family(), spec
 
 
 @needs_minilm
-def test_same_table_twice(real, tmp_path):
-    table, spec, old = real
-    again, _ = text_table.build_family()
-    np.testing.assert_array_equal(table, again)
+def test_table_of_the_family(real):
+    table, _, _ = real
     assert table.shape == (27943, 64) and np.isfinite(table).all()
-    for folder in (tmp_path / "a", tmp_path / "b"):
-        text_table.write(folder, table, spec)
-    for name in ("text.safetensors", "tokenizer.json"):
-        assert (tmp_path / "a" / name).read_bytes() == (
-            tmp_path / "b" / name
-        ).read_bytes()
+    assert np.square(table[2:].astype(np.float32)).mean() == pytest.approx(1, abs=1e-3)
 
 
 @needs_minilm

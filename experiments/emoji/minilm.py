@@ -45,14 +45,19 @@ def tokenizer() -> Tokenizer:
     return out
 
 
+def _vector(w: dict, name: str) -> jax.Array:
+    """A vector to add to or multiply with states: [1, 1, D]."""
+    return w[name][None, None]
+
+
 def _layer_norm(w: dict, x: jax.Array, name: str) -> jax.Array:
     x = x - x.mean(-1, keepdims=True)
     x = x / jnp.sqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-12)
-    return x * w[f"{name}.weight"] + w[f"{name}.bias"]
+    return x * _vector(w, f"{name}.weight") + _vector(w, f"{name}.bias")
 
 
 def _linear(w: dict, x: jax.Array, name: str) -> jax.Array:
-    return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
+    return x @ w[f"{name}.weight"].T + _vector(w, f"{name}.bias")
 
 
 def _attention(w: dict, x: jax.Array, bias: jax.Array, name: str) -> jax.Array:
@@ -70,8 +75,8 @@ def _attention(w: dict, x: jax.Array, bias: jax.Array, name: str) -> jax.Array:
 def _encode(w: dict, ids: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
     x = (
         w["embeddings.word_embeddings.weight"][ids]
-        + w["embeddings.position_embeddings.weight"][: ids.shape[1]]
-        + w["embeddings.token_type_embeddings.weight"][0]
+        + w["embeddings.position_embeddings.weight"][None, : ids.shape[1]]
+        + w["embeddings.token_type_embeddings.weight"][None, :1]
     )
     x = _layer_norm(w, x, "embeddings.LayerNorm")
     bias = jnp.where(mask[:, None, None, :], 0.0, -1e9)
