@@ -20,6 +20,9 @@ compare equal counts only.
 
 Kernel distance (KID): unbiased squared MMD with the kernel (x.y / 1280 + 1)^3.
 
+The VQ's perceptual loss uses stages of the same network, so these measures flatter its
+round trips: compare pictures with round trips, and round trips by PSNR and by eye too.
+
 `evaluate` compares pictures with the real drawings of the same captions, so that both
 distances are free of differences between the sets of captions.
 """
