@@ -1,13 +1,36 @@
 """Fast decoding of autoregressive image generators, in JAX."""
 
-from jaxspec.checkpoints.folder import families, load, save
-from jaxspec.decoding import Decoded, Method, Target, decode
-from jaxspec.generate import Generated, generate
-from jaxspec.methods import AR
-from jaxspec.pipeline import Pipeline
-from jaxspec.sampling import Sampling
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from jaxspec.checkpoints.folder import families, load, save
+    from jaxspec.compile_cache import use_compile_cache
+    from jaxspec.decoding import Decoded, Method, Target, decode
+    from jaxspec.generation import Generated, generate, image_keys
+    from jaxspec.methods import AR
+    from jaxspec.pipeline import Pipeline
+    from jaxspec.sampling import Sampling
+
+# Imported when first used, so that `jaxspec --help` does not wait for JAX.
+_HOME = {
+    "AR": "methods",
+    "Decoded": "decoding",
+    "Generated": "generation",
+    "Method": "decoding",
+    "Pipeline": "pipeline",
+    "Sampling": "sampling",
+    "Target": "decoding",
+    "decode": "decoding",
+    "families": "checkpoints.folder",
+    "generate": "generation",
+    "image_keys": "generation",
+    "load": "checkpoints.folder",
+    "save": "checkpoints.folder",
+    "use_compile_cache": "compile_cache",
+}
 
 __all__ = [
     "AR",
@@ -20,6 +43,20 @@ __all__ = [
     "decode",
     "families",
     "generate",
+    "image_keys",
     "load",
     "save",
+    "use_compile_cache",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'jaxspec' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"jaxspec.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

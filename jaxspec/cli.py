@@ -121,6 +121,7 @@ def generate(
         with _progress_bar() as progress:
             import jaxspec
 
+            jaxspec.use_compile_cache()
             result = jaxspec.generate(
                 jaxspec.load(family),
                 prompts,

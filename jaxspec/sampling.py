@@ -133,9 +133,9 @@ def log_probs(logits: jax.Array, sampling: Sampling) -> jax.Array:
     logits = logits.astype(jnp.float32)
     bad = ~jnp.all(logits < jnp.inf, axis=-1, keepdims=True)
     if sampling.temperature is None:
-        best = jnp.argmax(logits, axis=-1)[..., None]
-        codes = jnp.arange(logits.shape[-1])
-        out = jnp.where(codes == best, 0.0, -jnp.inf)
+        best = jnp.argmax(logits, axis=-1)
+        chosen = jax.nn.one_hot(best, logits.shape[-1], dtype=bool)
+        out = jnp.where(chosen, 0.0, -jnp.inf)
     else:
         # From the maximum, so that a tiny temperature cannot overflow.
         logits = logits - jnp.max(logits, axis=-1, keepdims=True)

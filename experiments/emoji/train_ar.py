@@ -298,7 +298,7 @@ def caption_kinds(corpus: Corpus, chosen: np.ndarray) -> dict[str, np.ndarray]:
     }
 
 
-def make_evaluate(settings: ARTraining, corpus: Corpus, drawings, codebook, count=96):
+def make_evaluate(settings: ARTraining, corpus: Corpus, drawings, codebook, count=64):
     """Nats a token on drawings of `train` and `val_concept`, by kind of caption."""
     config = settings.model
     score = jax.jit(lambda p, t, c: nats(config, fold(config, p, codebook), t, t, c))

@@ -58,6 +58,28 @@ class Decoded:
         """Cells [B] that came from `origin`."""
         return jnp.sum((self.origin == origin) & (self.final_pass >= 0), axis=(1, 2))
 
+    def summary(self) -> dict[str, float]:
+        """Counts of the whole batch for people to read, means over its images.
+
+        `passes_per_image` counts the target's passes with its prefill; `cells_per_pass`
+        is the ratio of sums, not the mean of ratios.
+        """
+        images, h, w = self.tokens.shape
+        passes = self.target_passes + 1  # the prefill draws too
+        mean = lambda x: round(float(jnp.mean(x)), 4)
+        return {
+            "images": images,
+            "cells": h * w,
+            "passes_per_image": mean(passes),
+            "draft_passes_per_image": mean(self.draft_passes),
+            "cells_per_pass": round(images * h * w / float(jnp.sum(passes)), 4),
+            "drafted": mean(self.drafted),
+            "drawn": mean(self.count(DRAWN)),
+            "accepted": mean(self.count(ACCEPTED)),
+            "resampled": mean(self.count(RESAMPLED)),
+            "bonus": mean(self.count(BONUS)),
+        }
+
     def settle(
         self, cells: jax.Array, valid: jax.Array, tokens: jax.Array, origin: int
     ) -> "Decoded":

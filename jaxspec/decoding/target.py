@@ -77,8 +77,8 @@ class Target:
         x = self._apply("prefix", condition)
         p = config.prefix_length
         slots = jnp.broadcast_to(jnp.arange(p), x.shape[:2])
-        visible = jnp.tril(jnp.ones((p, p), bool)) & self.prefix_visible[:, None]
-        visible |= jnp.eye(p, dtype=bool)  # a padding row would else see nothing
+        visible = jnp.tril(jnp.ones((1, p, p), bool)) & self.prefix_visible[:, None]
+        visible |= jnp.eye(p, dtype=bool)[None]  # a padding row would else see nothing
         visible = jnp.pad(visible, ((0, 0), (0, 0), (0, config.cells)))
         cache = Cache.empty(config, x.shape[0], x.dtype)
         states, cache = self._apply("extend", x, slots, cache, self._rows(visible))

@@ -24,12 +24,14 @@ from jaxspec.sampling import cell_keys, draw
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class WavefrontState:
-    """Attributes:
-    cache: the target's.
-    keys: [B] image keys.
-    pending: bool [B, H, W], cells still to be drawn.
-    fresh: bool [B, N], cache slots that hold their cell's present token.
-    decoded: the result so far.
+    """What a wavefront carries from pass to pass.
+
+    Attributes:
+      cache: the target's.
+      keys: [B] image keys.
+      pending: bool [B, H, W], cells still to be drawn.
+      fresh: bool [B, N], cache slots that hold their cell's present token.
+      decoded: the result so far.
     """
 
     cache: Cache
@@ -69,7 +71,7 @@ def ready(pending: jax.Array, window: int) -> jax.Array:
 def first_cells(mask: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     """The first `count` cells of a mask [B, N], and which of them exist."""
     n = mask.shape[-1]
-    index = jnp.where(mask, jnp.arange(n), n)
+    index = jnp.where(mask, jnp.arange(n)[None], n)
     cells = -jax.lax.top_k(-index, min(count, n))[0]
     return cells, cells < n
 
@@ -79,7 +81,7 @@ def step(
 ) -> WavefrontState:
     """One pass of the target: draws up to `frontier` ready cells of each image."""
     b, n = state.fresh.shape
-    rows, raster = jnp.arange(b)[:, None], jnp.arange(n)
+    rows, raster = jnp.arange(b)[:, None], jnp.arange(n)[None]
     pending = state.pending.reshape(b, n)
     cells, valid = first_cells(ready(state.pending, window).reshape(b, n), frontier)
     fed = jnp.clip(cells - 1, 0, n - 1)
@@ -90,8 +92,8 @@ def step(
     tokens = state.decoded.tokens.reshape(b, n)[rows, latest[rows, fed]]
     settled = valid & ~pending[rows, fed]
     fresh = state.fresh.at[rows, jnp.where(settled, fed, n)].set(True, mode="drop")
-    own = raster == fed[..., None]
-    visible = (fresh[:, None] & (raster <= fed[..., None])) | own
+    own = raster[None] == fed[..., None]
+    visible = (fresh[:, None] & (raster[None] <= fed[..., None])) | own
 
     log_p, cache = target.follow(state.cache, tokens, fed, valid, visible)
     drawn = draw(cell_keys(state.keys, cells), log_p)

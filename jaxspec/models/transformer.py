@@ -28,10 +28,10 @@ class TransformerConfig:
       vocab_size: number of codes V.
       width, depth, heads, hidden: C, L, K, F.
       grid: rows and columns of the token grid.
-      prefix: what conditions the picture. "class": one label, the last row of the table
-        is the null class. "features": P vectors through one linear layer with bias; null
-        is zeros. "caption": P vectors, padded on the left, through a two-layer MLP; null
-        is a learned set of vectors.
+      prefix: what conditions the picture. "class": one label, the last row of the
+        table is the null class. "features": P vectors through one linear layer with
+        bias; null is zeros. "caption": P vectors, padded on the left, through a
+        two-layer MLP; null is a learned set of vectors.
       prefix_length: P.
       prefix_width: width of one condition vector; the number of classes for "class".
       positions: "learned" table of P + N - 1 rows, or LlamaGen's "rotary" by row and

@@ -72,7 +72,14 @@ class Generated:
 
     def grid(self) -> np.ndarray:
         """All pictures on one sheet, labelled; uint8 [H, W, 3]."""
-        return labelled_grid(self.images, self.prompts)
+        each = self.numbers.count(0)  # prompts
+        several = len(self) // each
+        labels = [
+            f"{prompt} ({number})" if several > 1 else prompt
+            for prompt, number in zip(self.prompts, self.numbers, strict=True)
+        ]
+        columns = several if each > 1 and several > 1 else None
+        return labelled_grid(list(self.images), labels, columns)
 
     def save(self, folder) -> list[Path]:
         """Writes `000.png`, `001.png` ... and `generated.json`; returns the pictures.

@@ -1,0 +1,131 @@
+"""The family's model card, written from its measurements."""
+
+from typing import Any
+
+from jaxspec.pipeline import Pipeline
+
+CARD = """# The emoji family
+
+Small autoregressive models that draw emoji from words: one VQ tokenizer ({codes} codes,
+{factor} x {factor} pixels a code) and a transformer for each of {sizes} px, of the
+architecture of Tar's AR-DTok. They carry jaxspec's demonstrations, tests and
+measurements, offline, in seconds on a laptop.
+
+## Data and licences
+
+6,633 training drawings of the emoji set in `experiments/emoji/data` (its `NOTICE` has
+the full texts):
+
+| drawings | copyright | licence |
+|---|---|---|
+| Noto Emoji, styles `noto` and `blob` | Google Inc. | Apache-2.0 |
+| Fluent Emoji, styles `glossy` and `flat` | Microsoft Corporation | MIT |
+| Twemoji, style `tweet` | Twitter, Inc and other contributors | CC BY 4.0 |
+| labels and tags: emojibase-data | Miles Johnson | MIT |
+
+Pictures of the style `tweet`, and works made with these models, should carry: "Twemoji
+by Twitter, Inc and other contributors, CC BY 4.0". Word vectors are reduced from
+all-MiniLM-L6-v2 (Apache-2.0). The weights are under Apache-2.0, as jaxspec.
+
+The splits `test_concept` (concepts seen in no style) and `test_pair` (drawings whose
+concept was seen in another style) were never trained on, by the tokenizer either.
+
+## Training
+
+    make train-deps
+    python -m experiments.emoji.train --stage all
+    python -m experiments.emoji.evaluate
+
+The first takes about three hours on two CPU cores. What was tried, and what limits the
+family: `docs/emoji.md`.
+
+## Measurements
+
+By `python -m experiments.emoji.evaluate`; definitions in `experiments/emoji/metrics.py`,
+all numbers with intervals in `metrics.json`. Guidance {guidance} (chosen on
+val_concept), temperature {temperature}, top-k {top_k}.
+
+Round trips of the tokenizer on test_pair:
+
+{vq}
+
+Negative log-likelihood in nats a token, with the true, another's, and no caption:
+
+{nats}
+
+Pictures of 128 px drawn from captions, mean over {seeds} seeds (and standard deviation
+from seed to seed); `real` are the true drawings:
+
+{pictures}
+
+## Limits
+
+{limits}
+"""
+
+
+def _table(head: list[str], rows: list[list[Any]]) -> str:
+    line = lambda cells: "| " + " | ".join(map(str, cells)) + " |"
+    return "\n".join([line(head), line(["---"] * len(head)), *map(line, rows)])
+
+
+def _vq(report: dict) -> str:
+    rows = [
+        [
+            size,
+            f"{row['psnr'][0]:.1f}",
+            *(f"{row[k][0]:.2f}" if k in row else "" for k in ("r1", "r5")),
+        ]
+        for size, row in report["vq"].items()
+    ]
+    return _table(["px", "PSNR, dB", "R@1", "R@5"], rows)
+
+
+def _nats(report: dict) -> str:
+    splits = ("train", "test_pair", "test_concept")
+    kinds = ("true", "shuffled", "null")
+    rows = [
+        [size, *(" / ".join(f"{row[s][k]:.2f}" for k in kinds) for s in splits)]
+        for size, row in report["nats"].items()
+    ]
+    return _table(["px", *splits], rows)
+
+
+def _pictures(report: dict) -> str:
+    rows = []
+    for split, values in report["pictures"].items():
+        real = report["real"][split]
+        rows.append(
+            [f"{split}, real", *(f"{real[k][0]:.2f}" for k in ("r1", "r5")), "", ""]
+        )
+        cells = [
+            f"{s['mean']:.{digits}f} ({s['deviation']:.{digits}f})"
+            for k, digits in (("r1", 3), ("r5", 3), ("fd", 1), ("kid", 4))
+            for s in [values["spread"][k]]
+        ]
+        rows.append([f"{split}, drawn", *cells])
+    return _table(["captions", "R@1", "R@5", "FD", "KID"], rows)
+
+
+LIMITS = """The models draw single things on white that look like emoji; composition,
+counting, text and unusual combinations of colour and thing mostly fail, and so do words
+far from any emoji. Fine outlines break at 128 px. All persons are drawings."""
+
+
+def write(pipeline: Pipeline, report: dict) -> str:
+    """The card as Markdown."""
+    config = pipeline.config
+    seeds = len(report["pictures"]["train"]["seeds"])
+    return CARD.format(
+        codes=config.vq.codebook_size,
+        factor=config.vq.factor,
+        sizes=", ".join(map(str, config.sizes)),
+        guidance=report["guidance"]["chosen"],
+        temperature=config.defaults.temperature,
+        top_k=config.defaults.top_k,
+        vq=_vq(report),
+        nats=_nats(report),
+        pictures=_pictures(report),
+        seeds=seeds,
+        limits=LIMITS,
+    )

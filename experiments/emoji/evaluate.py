@@ -1,0 +1,253 @@
+"""Measures the emoji family, and draws its contact sheet.
+
+python -m experiments.emoji.evaluate
+
+writes `metrics.json` and `MODEL_CARD.md` beside the weights, and the sheet of forty
+fixed prompts to `docs/images/emoji_prompts.png`. Needs `make train-deps`. Definitions of
+the measures: `experiments/emoji/metrics.py`. Guidance is chosen on val_concept; the
+other numbers are of test_pair, test_concept and train.
+"""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import jax
+import numpy as np
+import typer
+
+import jaxspec
+from experiments.emoji import card, data, metrics
+from experiments.emoji.train_vq import psnr
+from experiments.emoji.train_ar import nats
+from jaxspec.figures import labelled_grid, save_png
+
+GUIDANCES = (1.0, 1.5, 2.0, 3.0)
+PROMPTS = {
+    "train concept": (
+        "glossy red heart",
+        "flat grinning face",
+        "noto sun",
+        "tweet pizza",
+        "blob smiling face with sunglasses",
+        "flat house",
+        "noto green book",
+        "glossy cat face",
+        "tweet evergreen tree",
+        "flat red apple",
+        "noto soccer ball",
+        "glossy blue heart",
+        "tweet pig face",
+        "flat police officer",
+        "noto rainbow",
+        "glossy mushroom",
+        "tweet sailboat",
+        "flat hamburger",
+        "noto rocket",
+        "glossy tulip",
+    ),
+    "test pair": (),  # ten drawings that were held out in this style, filled in below
+    "free": (
+        "glossy emoji of a red heart",
+        "flat emoji of a blue apple",
+        "noto emoji of a purple house",
+        "tweet emoji of a happy dog",
+        "flat emoji of a woman with red hair",
+        "glossy emoji of a green car",
+        "noto emoji of a yellow flower",
+        "blob emoji of an angry face",
+        "flat emoji of a smiling cat",
+        "tweet emoji of an orange heart",
+    ),
+}
+
+
+def rounded(values: dict) -> dict:
+    """For JSON: four digits."""
+    return json.loads(json.dumps(values), parse_float=lambda x: round(float(x), 4))
+
+
+def measure_vq(pipeline, drawings, ref) -> dict:
+    """PSNR and text match of round trips of test_pair."""
+    chosen = metrics.evaluation_set(drawings, "test_pair")
+    out = {}
+    for size in data.SIZES:
+        real = drawings.images[size][chosen]
+        got = np.concatenate(
+            [pipeline.images(pipeline.encode(x)) for x in np.array_split(real, 10)]
+        )
+        decibels = psnr(got / 127.5 - 1, real / 127.5 - 1)
+        out[str(size)] = {"psnr": metrics.bootstrap(decibels)}
+        if size >= 64:
+            out[str(size)] |= metrics.evaluate(ref, drawings, got, chosen)
+    return out
+
+
+def measure_nats(pipeline, drawings, count: int) -> dict:
+    """Nats a token, by size, split, and kind of caption."""
+    text = pipeline.config.text
+    pieces = np.stack(
+        [
+            text.pieces(f"{s} {x}")
+            for s, x in zip(drawings.style, drawings.label, strict=True)
+        ]
+    )
+    table = np.asarray(pipeline.params["text"]["table"])
+    out = {}
+    for size, config in pipeline.config.decoders:
+        params = pipeline.params["decoders"][str(size)]
+        score = jax.jit(lambda t, c, p=params, m=config: nats(m, p, t, t, c))
+        out[str(size)] = {}
+        for split in ("train", "test_pair", "test_concept"):
+            chosen = metrics.evaluation_set(drawings, split, count)
+            tokens = np.concatenate(
+                [
+                    pipeline.encode(x)
+                    for x in np.array_split(drawings.images[size][chosen], 10)
+                ]
+            ).reshape(len(chosen), -1)
+            own = pieces[chosen]
+            kinds = {
+                "true": own,
+                "shuffled": np.roll(own, len(own) // 2, axis=0),
+                "null": np.zeros_like(own),
+            }
+            out[str(size)][split] = {
+                kind: float(
+                    np.mean(
+                        [
+                            score(tokens[i : i + 1], table[p[i : i + 1]])
+                            for i in range(len(p))
+                        ]
+                    )
+                )
+                for kind, p in kinds.items()
+            }
+    return out
+
+
+def draw(pipeline, drawings, chosen, seed: int, **settings) -> np.ndarray:
+    """One picture of each chosen drawing's caption."""
+    prompts = [drawings.caption(i) for i in chosen]
+    out = jaxspec.generate(pipeline, prompts, seed=seed, **settings)
+    return out.images
+
+
+def choose_guidance(pipeline, drawings, ref, count: int) -> tuple[float, dict]:
+    """Guidance with the best text match on val_concept, and what each reached.
+
+    Text match alone would favour broken pictures of strong colour, so guidance may
+    not cost more than a fifth of the best Frechet distance.
+    """
+    chosen = metrics.evaluation_set(drawings, "val_concept", count)
+    table = {
+        g: metrics.evaluate(
+            ref, drawings, draw(pipeline, drawings, chosen, 0, guidance=g), chosen
+        )
+        for g in GUIDANCES
+    }
+    best_fd = min(row["fd"] for row in table.values())
+    allowed = [g for g in GUIDANCES if table[g]["fd"] <= 1.2 * best_fd]
+    best = max(allowed, key=lambda g: table[g]["r5"].value)
+    return best, {str(g): row for g, row in table.items()}
+
+
+def measure_pictures(pipeline, drawings, ref, guidance, seeds: int, count: int) -> dict:
+    """Every measure of drawn pictures at every seed, and its spread over seeds."""
+    out = {}
+    for split in ("test_pair", "train"):
+        chosen = metrics.evaluation_set(drawings, split, count)
+        rows = [
+            metrics.evaluate(
+                ref,
+                drawings,
+                draw(pipeline, drawings, chosen, seed, guidance=guidance),
+                chosen,
+            )
+            for seed in range(seeds)
+        ]
+        value = lambda row, k: row[k].value if k in ("r1", "r5", "cosine") else row[k]
+        out[split] = {
+            "seeds": rows,
+            "spread": {
+                k: dict(
+                    zip(
+                        ("mean", "deviation"),
+                        metrics.spread([value(row, k) for row in rows]),
+                        strict=True,
+                    )
+                )
+                for k in ("r1", "r5", "cosine", "fd", "kid")
+            },
+        }
+    return out
+
+
+def sheet_prompts(drawings: data.Drawings) -> list[str]:
+    """The forty prompts: ten are drawings held out in their style."""
+    held = metrics.evaluation_set(drawings, "test_pair", 10, seed=4)
+    pairs = [f"{drawings.style[i]} {drawings.label[i]}" for i in held]
+    return [*PROMPTS["train concept"], *pairs, *PROMPTS["free"]]
+
+
+def contact_sheet(pipeline, drawings, path: Path, guidance: float) -> None:
+    prompts = sheet_prompts(drawings)
+    out = jaxspec.generate(pipeline, prompts, guidance=guidance, seed=0)
+    sheet = labelled_grid(list(out.images), prompts, columns=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_png(path, sheet, {"made by": "python -m experiments.emoji.evaluate"})
+
+
+def main(
+    family: Annotated[Path, typer.Option(help="Folder of the family.")] = Path(
+        "jaxspec/families/emoji"
+    ),
+    folder: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path(
+        "runs/emoji"
+    ),
+    sheet: Annotated[Path, typer.Option(help="The contact sheet.")] = Path(
+        "docs/images/emoji_prompts.png"
+    ),
+    count: Annotated[int, typer.Option(help="Pictures of each split.")] = 300,
+    seeds: Annotated[int, typer.Option(help="Seeds, for the spread.")] = 3,
+    sheet_only: Annotated[bool, typer.Option(help="Draw the sheet only.")] = False,
+) -> None:
+    """Measures the emoji family and draws its contact sheet."""
+    pipeline = jaxspec.load(family)
+    drawings = data.load(folder)
+    if sheet_only:
+        guidance = pipeline.config.defaults.guidance
+        contact_sheet(pipeline, drawings, sheet, guidance)
+        return
+    ref = metrics.reference(drawings, folder)
+    report: dict = {"command": "python -m experiments.emoji.evaluate"}
+
+    def add(name, values):
+        report[name] = rounded(values)
+        print(json.dumps({name: report[name]}), flush=True)
+
+    add("real", real_drawings(drawings, ref, count))
+    add("vq", measure_vq(pipeline, drawings, ref))
+    add("nats", measure_nats(pipeline, drawings, count))
+    guidance, table = choose_guidance(pipeline, drawings, ref, count)
+    add("guidance", {"chosen": guidance, "val_concept": table})
+    pictures = measure_pictures(pipeline, drawings, ref, guidance, seeds, count)
+    add("pictures", pictures)
+    contact_sheet(pipeline, drawings, sheet, guidance)
+    (family / "metrics.json").write_text(json.dumps(report, indent=1) + "\n")
+    (family / "MODEL_CARD.md").write_text(card.write(pipeline, report))
+
+
+def real_drawings(drawings, ref, count: int) -> dict:
+    """The text match of the real drawings: the ceiling."""
+    out = {}
+    for split in ("test_pair", "train"):
+        chosen = metrics.evaluation_set(drawings, split, count)
+        out[split] = metrics.text_match(
+            ref.match, ref.features[chosen], drawings.label[chosen], ref.texts[chosen]
+        )
+    return out
+
+
+if __name__ == "__main__":
+    typer.run(main)
