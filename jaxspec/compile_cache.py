@@ -19,8 +19,9 @@ def use_compile_cache(folder: str | os.PathLike | None = None) -> Path:
     Returns:
       The folder in use.
     """
-    if jax.config.jax_compilation_cache_dir is not None:
-        return Path(jax.config.jax_compilation_cache_dir)
+    configured = jax.config.values["jax_compilation_cache_dir"]
+    if configured is not None:
+        return Path(configured)
     if folder is None:
         base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         folder = Path(base) / "jaxspec"

@@ -5,7 +5,7 @@ import io
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +170,7 @@ def generate(
     _check(prompts, num_images, seed, batch_size)
     config, method = params.config, AR() if method is None else method
     size = config.check_size(size)
-    chosen = {
+    chosen: dict[str, Any] = {
         name: getattr(config.defaults, name) if value is None else value
         for name, value in (
             ("guidance", guidance),
@@ -213,7 +213,7 @@ def generate(
         settings={
             "family": config.name,
             "size": size,
-            "method": {"name": type(method).__name__, **asdict(method)},
+            "method": {"name": type(method).__name__, **vars(method)},
             **chosen,
         },
         seconds={

@@ -76,7 +76,7 @@ class Pipeline:
 
     def condition(self, prompts: list[str]) -> jax.Array:
         """What the prompts say, float32 [B, P, width]; raises ValueError if nothing."""
-        pieces = np.stack([self.config.text.pieces(p) for p in prompts])
+        pieces = jnp.asarray([self.config.text.pieces(p) for p in prompts])
         return self.params["text"]["table"][pieces]
 
     def prompt_ids(self, prompts: list[str]) -> np.ndarray:
@@ -184,10 +184,12 @@ def abstract_params(config: PipelineConfig) -> dict[str, Any]:
 
 @jax.jit(static_argnums=0)
 def _images(config: VQConfig, params: Any, tokens: jax.Array) -> jax.Array:
-    return to_uint8(VQ(config).apply(params, tokens, method="decode"))
+    images: Any = VQ(config).apply(params, tokens, method="decode")
+    return to_uint8(images)
 
 
 @jax.jit(static_argnums=0)
 def _codes(config: VQConfig, params: Any, images: jax.Array) -> jax.Array:
     x = images.astype(jnp.float32) / 127.5 - 1
-    return VQ(config).apply(params, x, method="encode")
+    codes: Any = VQ(config).apply(params, x, method="encode")
+    return codes

@@ -154,7 +154,9 @@ def log_probs(logits: jax.Array, sampling: Sampling) -> jax.Array:
 DRAW = 0  # purposes: what a key of a cell is used for
 
 
-def image_key(seed: int, prompt_id: int, image: int) -> jax.Array:
+def image_key(
+    seed: int, prompt_id: int | jax.Array, image: int | jax.Array
+) -> jax.Array:
     """The key of one image: (seed, prompt id, number among the prompt's images)."""
     key = jax.random.key(seed, impl="threefry2x32")
     return jax.random.fold_in(jax.random.fold_in(key, prompt_id), image)

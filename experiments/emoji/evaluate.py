@@ -3,8 +3,8 @@
 python -m experiments.emoji.evaluate
 
 writes `metrics.json` and `MODEL_CARD.md` beside the weights, and the sheet of forty
-fixed prompts to `docs/images/emoji_prompts.png`. Needs `make train-deps`. Definitions of
-the measures: `experiments/emoji/metrics.py`. Guidance is chosen on val_concept; the
+fixed prompts to `docs/images/emoji_prompts.png`. Needs `make train-deps`. Definitions
+of the measures: `experiments/emoji/metrics.py`. Guidance is chosen on val_concept; the
 other numbers are of test_pair, test_concept and train.
 """
 
@@ -18,8 +18,8 @@ import typer
 
 import jaxspec
 from experiments.emoji import card, data, metrics
-from experiments.emoji.train_vq import psnr
 from experiments.emoji.train_ar import nats
+from experiments.emoji.train_vq import psnr
 from jaxspec.figures import labelled_grid, save_png
 
 GUIDANCES = (1.0, 1.5, 2.0, 3.0)
@@ -46,7 +46,6 @@ PROMPTS = {
         "noto rocket",
         "glossy tulip",
     ),
-    "test pair": (),  # ten drawings that were held out in this style, filled in below
     "free": (
         "glossy emoji of a red heart",
         "flat emoji of a blue apple",

@@ -31,7 +31,7 @@ def families() -> list[str]:
     return sorted(p.parent.name for p in FAMILIES.glob("*/config.json"))
 
 
-def from_dict(kind: type, values: dict[str, Any]) -> Any:
+def from_dict(kind: Any, values: dict[str, Any]) -> Any:
     """Makes a configuration dataclass from JSON values; lists become tuples.
 
     Raises:

@@ -69,8 +69,8 @@ class TrainState:
         updates, opt_state = optimizer.update(grads, self.opt_state, self.params)
         params = optax.apply_updates(self.params, updates)
         step = self.step + 1
-        decay = jnp.minimum(decay, step / (step + 10))
-        ema = jax.tree.map(lambda e, p: decay * e + (1 - decay) * p, self.ema, params)
+        kept = jnp.minimum(decay, step / (step + 10))
+        ema = jax.tree.map(lambda e, p: kept * e + (1 - kept) * p, self.ema, params)
         return TrainState(step, params, ema, opt_state, extra)
 
 
@@ -157,7 +157,8 @@ def fit(
     )
     last = manager.latest_step()
     if last is not None:
-        state = manager.restore(last, args=ocp.args.StandardRestore(state))
+        restored: Any = manager.restore(last, args=ocp.args.StandardRestore(state))
+        state = restored
     start = int(state.step)
     _truncate_log(folder / "log.jsonl", start)
     compiled = jax.jit(step, donate_argnums=0)
