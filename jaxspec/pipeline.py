@@ -76,7 +76,7 @@ class Pipeline:
 
     def condition(self, prompts: list[str]) -> jax.Array:
         """What the prompts say, float32 [B, P, width]; raises ValueError if nothing."""
-        pieces = jnp.asarray([self.config.text.pieces(p) for p in prompts])
+        pieces = jnp.stack([jnp.asarray(self.config.text.pieces(p)) for p in prompts])
         return self.params["text"]["table"][pieces]
 
     def prompt_ids(self, prompts: list[str]) -> np.ndarray:
@@ -94,7 +94,7 @@ class Pipeline:
         params = self.params["decoders"][str(size)]
         return Target.create(model, params, condition, sampling)
 
-    def images(self, tokens: jax.Array) -> np.ndarray:
+    def images(self, tokens: jax.Array | np.ndarray) -> np.ndarray:
         """Pictures uint8 [B, h * factor, w * factor, 3] of code grids [B, h, w].
 
         Raises:

@@ -42,8 +42,8 @@ family: `docs/emoji.md`.
 ## Measurements
 
 By `python -m experiments.emoji.evaluate`; definitions in
-`experiments/emoji/metrics.py`, all numbers with intervals in `metrics.json`. Guidance {guidance} (chosen on
-val_concept), temperature {temperature}, top-k {top_k}.
+`experiments/emoji/metrics.py`, all numbers with intervals in `metrics.json`.
+Guidance {guidance} (chosen on val_concept), temperature {temperature}, top-k {top_k}.
 
 Round trips of the tokenizer on test_pair:
 

@@ -36,15 +36,27 @@ PROMPTS = {
         "tweet evergreen tree",
         "flat red apple",
         "noto soccer ball",
-        "glossy blue heart",
+        "glossy yellow heart",
         "tweet pig face",
         "flat police officer",
-        "noto rainbow",
+        "noto strawberry",
         "glossy mushroom",
         "tweet sailboat",
         "flat hamburger",
-        "noto rocket",
+        "noto key",
         "glossy tulip",
+    ),
+    "test pair": (  # held out in this style
+        "noto fire",
+        "flat banana",
+        "tweet star",
+        "noto umbrella with rain drops",
+        "glossy sunglasses",
+        "tweet cow face",
+        "flat purple square",
+        "noto mushroom",
+        "tweet closed book",
+        "glossy crying cat",
     ),
     "free": (
         "glossy emoji of a red heart",
@@ -182,15 +194,8 @@ def measure_pictures(pipeline, drawings, ref, guidance, seeds: int, count: int) 
     return out
 
 
-def sheet_prompts(drawings: data.Drawings) -> list[str]:
-    """The forty prompts: ten are drawings held out in their style."""
-    held = metrics.evaluation_set(drawings, "test_pair", 10, seed=4)
-    pairs = [f"{drawings.style[i]} {drawings.label[i]}" for i in held]
-    return [*PROMPTS["train concept"], *pairs, *PROMPTS["free"]]
-
-
-def contact_sheet(pipeline, drawings, path: Path, guidance: float) -> None:
-    prompts = sheet_prompts(drawings)
+def contact_sheet(pipeline, path: Path, guidance: float) -> None:
+    prompts = [prompt for group in PROMPTS.values() for prompt in group]
     out = jaxspec.generate(pipeline, prompts, guidance=guidance, seed=0)
     sheet = labelled_grid(list(out.images), prompts, columns=8)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -216,7 +221,7 @@ def main(
     drawings = data.load(folder)
     if sheet_only:
         guidance = pipeline.config.defaults.guidance
-        contact_sheet(pipeline, drawings, sheet, guidance)
+        contact_sheet(pipeline, sheet, guidance)
         return
     ref = metrics.reference(drawings, folder)
     report: dict = {"command": "python -m experiments.emoji.evaluate"}
@@ -232,7 +237,7 @@ def main(
     add("guidance", {"chosen": guidance, "val_concept": table})
     pictures = measure_pictures(pipeline, drawings, ref, guidance, seeds, count)
     add("pictures", pictures)
-    contact_sheet(pipeline, drawings, sheet, guidance)
+    contact_sheet(pipeline, sheet, guidance)
     (family / "metrics.json").write_text(json.dumps(report, indent=1) + "\n")
     (family / "MODEL_CARD.md").write_text(card.write(pipeline, report))
 
