@@ -12,6 +12,26 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
+_SMALLEST = float(jnp.finfo(jnp.float32).tiny)
+_LARGEST = float(jnp.finfo(jnp.float32).max)
+
+
+def _checked(name: str, value: float, want: str, most: float = _LARGEST) -> float:
+    """A setting as a plain number from 0 to `most`; NaN is neither."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 <= number <= most:
+        raise ValueError(f"{name} must be {want}, not {value}")
+    return number
+
+
+def _count(name: str, value: int, want: str) -> int:
+    if not _checked(name, value, want).is_integer():
+        raise ValueError(f"{name} must be {want}, not {value}")
+    return int(value)
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -54,30 +74,26 @@ class Sampling:
         top_p 1 are off.
 
         Raises:
-          ValueError: a number is NaN or out of its range.
+          ValueError: a setting is no number, NaN, or out of its range.
         """
-
-        def check(name: str, value: float, ok: bool, want: str):
-            if not (math.isfinite(value) and ok):
-                raise ValueError(f"{name} must be {want}, not {value}")
-
-        check("temperature", temperature, temperature >= 0, "0 (argmax) or more")
-        check("guidance", guidance, guidance >= 0, "0 (unconditional), 1 (off) or more")
-        check("top_p", top_p, 0 <= top_p <= 1, "between 0 and 1 (1 is off)")
-        check("top_k", top_k, top_k >= 0 and top_k == int(top_k), "0 (off) or a count")
+        temperature = _checked("temperature", temperature, "0 (argmax) or more")
+        guidance = _checked("guidance", guidance, "0 (unconditional), 1 (off) or more")
+        top_p = _checked("top_p", top_p, "between 0 and 1 (1 is off)", most=1)
+        top_k = _count("top_k", top_k, "0 (off) or a count")
         if guided_cells is not None:
-            check("guided_cells", guided_cells, guided_cells >= 0, "a count")
+            guided_cells = _count("guided_cells", guided_cells, "a count")
         if top_k > vocab_size:
             warnings.warn(
                 f"top_k {top_k} is more than the {vocab_size} codes; all are kept",
                 stacklevel=2,
             )
         return Sampling(
-            temperature=None if temperature == 0 else float(temperature),
-            guidance=None if guidance == 1 else float(guidance),
+            # Below the smallest float32 there is nothing left to divide by.
+            temperature=None if temperature < _SMALLEST else temperature,
+            guidance=None if guidance == 1 else guidance,
             guided_cells=None if guidance == 1 else guided_cells,
-            top_k=int(top_k) if 0 < top_k < vocab_size else None,
-            top_p=float(top_p) if top_p < 1 else None,
+            top_k=top_k if 0 < top_k < vocab_size else None,
+            top_p=top_p if top_p < 1 else None,
         )
 
     @property
@@ -126,12 +142,13 @@ def keep_top_p(logits: jax.Array, p: float | jax.Array) -> jax.Array:
 def log_probs(logits: jax.Array, sampling: Sampling) -> jax.Array:
     """Log-probabilities [..., V] of the distribution that is sampled from.
 
-    Takes guided logits. A NaN or +inf among them makes the whole row NaN, which is how
-    decoding notices. Argmax is a distribution too: 0 at the first largest logit, -inf
-    elsewhere.
+    Takes guided logits. A NaN or +inf among them, or no code that is left, makes the
+    whole row NaN, which is how decoding notices. Argmax is a distribution too: 0 at the
+    first largest logit, -inf elsewhere.
     """
     logits = logits.astype(jnp.float32)
     bad = ~jnp.all(logits < jnp.inf, axis=-1, keepdims=True)
+    bad |= ~jnp.any(logits > -jnp.inf, axis=-1, keepdims=True)
     if sampling.temperature is None:
         best = jnp.argmax(logits, axis=-1)
         chosen = jax.nn.one_hot(best, logits.shape[-1], dtype=bool)
@@ -165,7 +182,14 @@ def image_key(
 def cell_keys(
     keys: jax.Array, cells: jax.Array, purpose: int = DRAW, attempt: int | jax.Array = 0
 ) -> jax.Array:
-    """Keys [B, T] for a purpose at cells [B, T] of images with keys [B]."""
+    """Keys [B, T] for a purpose at cells [B, T] of images with keys [B].
+
+    Raises:
+      ValueError: keys are not typed threefry keys; `rbg` keys change under vmap, and
+        with them an image would depend on its row.
+    """
+    if str(keys.dtype) != "key<fry>":
+        raise ValueError(f"keys must be as `image_key` makes them, not {keys.dtype}")
 
     def one(key, cell, attempt):
         key = jax.random.fold_in(jax.random.fold_in(key, cell), purpose)
