@@ -12,6 +12,7 @@ from experiments.emoji.data import SIZES
 from jaxspec.models.vq import VQConfig
 from jaxspec.pipeline import Defaults, Pipeline, PipelineConfig
 from jaxspec.text import PieceText
+from jaxspec.training import load_params
 
 ABOUT = (
     "Drawings: Noto Emoji (Google, Apache-2.0), Fluent Emoji (Microsoft, MIT), "
@@ -30,14 +31,14 @@ def assemble(
     table: np.ndarray,
 ) -> Pipeline:
     """The pipeline of all sizes that have a checkpoint in `folder`."""
-    from experiments.emoji.train import newest
-
     decoders, configs = {}, []
     for size in SIZES:
-        if not (folder / str(size) / "checkpoints").exists():
+        if not (folder / str(size)).exists():
             continue
         settings = train_ar.STAGES[size]
-        folded = train_ar.fold(settings.model, newest(folder / str(size)), codebook)
+        folded = train_ar.fold(
+            settings.model, load_params(folder / str(size)), codebook
+        )
         decoders[str(size)] = folded
         configs.append((size, settings.model))
     defaults = DEFAULTS

@@ -2,9 +2,9 @@
 
 python -m experiments.emoji.train --stage all
 
-Stages: text (tables of word pieces), vq, codes, 32, 64, 128, export. Everything goes to
-`runs/emoji`; `export` writes the family's folder. `--smoke` is a run of a minute that
-shows that all of it works.
+Stages: prepare (render the drawings), text (tables of word pieces), vq, codes, 32, 64,
+128, export. Everything goes to `runs/emoji`; `export` writes the family's folder.
+`--smoke` is a run of a minute that shows that all of it works.
 """
 
 import os
@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-STAGES = ("text", "vq", "codes", "32", "64", "128", "export")
+STAGES = ("prepare", "text", "vq", "codes", "32", "64", "128", "export")
 
 
 def use_every_core() -> None:
@@ -22,23 +22,9 @@ def use_every_core() -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     flags = "--xla_cpu_multi_thread_eigen=false"
     flags += f" --xla_force_host_platform_device_count={cores}"
+    # A stopped process (Ctrl-Z, a sleeping laptop) is not a deadlock.
+    flags += " --xla_cpu_collective_call_terminate_timeout_seconds=86400"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
-
-
-def newest(folder: Path, part: str = "ema"):
-    """Parameters of the newest checkpoint in a stage's folder, numpy arrays."""
-    import jax
-    import numpy as np
-    import orbax.checkpoint as ocp
-
-    with ocp.CheckpointManager((folder / "checkpoints").absolute()) as manager:
-        step = manager.latest_step()
-        if step is None:
-            raise FileNotFoundError(
-                f"{folder} has no checkpoint: train that stage first"
-            )
-        state = manager.restore(step, args=ocp.args.StandardRestore())
-    return jax.tree.map(np.asarray, state[part])
 
 
 def run_stage(stage: str, folder: Path, smoke: bool, out: Path) -> None:
@@ -47,11 +33,14 @@ def run_stage(stage: str, folder: Path, smoke: bool, out: Path) -> None:
 
     from experiments.emoji import codes, data, text_table, train_ar, train_vq
     from jaxspec.models.vq import VQ
+    from jaxspec.training import load_params
 
     if stage == "text":
         text_table.write(folder / "text", *text_table.build_family())
         return
-    drawings = data.load(folder)
+    drawings = data.load(folder)  # renders them the first time
+    if stage == "prepare":
+        return
     vq = train_vq.VQTraining()
     if smoke:
         drawings = drawings.every(40)
@@ -59,7 +48,7 @@ def run_stage(stage: str, folder: Path, smoke: bool, out: Path) -> None:
     if stage == "vq":
         train_vq.train(vq, drawings, folder / "vq")
         return
-    vq_params = newest(folder / "vq")
+    vq_params = load_params(folder / "vq")
     if stage == "codes":
         codes.load(folder, vq.model, vq_params, drawings)
         return
@@ -83,7 +72,7 @@ def run_stage(stage: str, folder: Path, smoke: bool, out: Path) -> None:
         table,
         codebook,
     )
-    smaller = None if size == 32 else newest(folder / str(size // 2), "ema")
+    smaller = None if size == 32 else load_params(folder / str(size // 2))
     train_ar.train(settings, corpus, drawings, codebook, folder / stage, smaller)
 
 
