@@ -415,7 +415,7 @@ def test_wavefront_against_loops(window, frontier):
     gumbel = np.asarray(gumbel(cell_keys(keys, cells)))
     got = toy.decode_jitted(Wavefront(window, frontier), target, keys)
     for b in range(BATCH):
-        slow = Slow(CONFIG, target.params, target.condition[b])
+        slow = Slow(CONFIG, toy.params(CONFIG), target.condition[b])
         choose = lambda u, logits, b=b: int(np.argmax(logits + gumbel[b, u]))
         tokens, passes = slow.decode(window, frontier, choose)
         np.testing.assert_array_equal(got.tokens[b], tokens)

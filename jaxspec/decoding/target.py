@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxspec.models.transformer import Cache, Transformer
+from jaxspec.models.transformer import Cache, Transformer, unstacked
 from jaxspec.sampling import Sampling, guide, log_probs
 
 
@@ -41,6 +41,8 @@ class Target:
         sampling: Sampling,
         prefix_visible: jax.Array | None = None,
     ) -> "Target":
+        """Copies the layers' weights, unless they are `unstacked` already."""
+        params = unstacked(model.config, params)
         condition = jnp.asarray(condition)
         if prefix_visible is None:
             shape = (condition.shape[0], model.config.prefix_length)

@@ -5,9 +5,10 @@ RMSNorm, SwiGLU, no biases, untied head. LlamaGen (Sun et al. 2024, section 3.2)
 class or caption prefix and 2-D rotary positions; AR-DTok (Han et al. 2025, Tar) takes
 projected features and a learned table of absolute positions.
 
-Layers are stacked along a leading axis and run under `lax.scan`. Axis legend: B images,
-T tokens fed, P prefix slots, N cells, S = P + N slots, K heads, D head width, C model
-width, F SwiGLU width, L layers, V codes.
+Layers are stacked along a leading axis. Training runs them under `lax.scan`; decoding
+takes them apart (see `unstacked`) and runs them one after the other. Axis legend: B
+images, T tokens fed, P prefix slots, N cells, S = P + N slots, K heads, D head width, C
+model width, F SwiGLU width, L layers, V codes.
 """
 
 from collections.abc import Callable
@@ -74,21 +75,23 @@ def swiglu_hidden(width: int, multiple_of: int = 256) -> int:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Cache:
-    """Keys and values of every slot, [L, B, K, S, D] each."""
+    """Keys and values of every slot, [B, K, S, D] a layer.
 
-    key: jax.Array
-    value: jax.Array
+    An array a layer, not one for all: XLA's CPU backend copies a slice before it
+    multiplies by it, so every pass would copy the whole cache.
+    """
+
+    keys: tuple[jax.Array, ...]
+    values: tuple[jax.Array, ...]
 
     @staticmethod
     def empty(config: TransformerConfig, batch: int, dtype=jnp.float32) -> "Cache":
-        shape = (
-            config.depth,
-            batch,
-            config.heads,
-            config.slots,
-            config.head_width,
-        )
-        return Cache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+        shape = (batch, config.heads, config.slots, config.head_width)
+
+        def layers():
+            return tuple(jnp.zeros(shape, dtype) for _ in range(config.depth))
+
+        return Cache(layers(), layers())
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
@@ -152,6 +155,37 @@ def attend_causal(q, key, value, visible, blocks: int = 4) -> jax.Array:
     return jnp.concatenate(parts, axis=2)
 
 
+def layer_shapes(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
+    """Shapes of one layer's parameters; there are no biases, so vectors are norms."""
+    c = config
+    return {
+        "attention_norm": (c.width,),
+        "qkv": (c.width, 3 * c.width),
+        "attention_out": (c.width, c.width),
+        "ffn_norm": (c.width,),
+        "gate_up": (c.width, 2 * c.hidden),
+        "down": (c.hidden, c.width),
+    }
+
+
+def unstacked(config: TransformerConfig, params: dict) -> dict:
+    """The same parameters with arrays of their own for each layer, to decode with.
+
+    As with `Cache`, every pass would otherwise copy all layers out of their stack,
+    which adds half where reading the weights is the limit. This copies them once.
+    """
+    inner = dict(params["params"])
+    if "layers" not in inner:
+        stacks = {name: inner.pop(name) for name in layer_shapes(config)}
+        inner["layers"] = jax.jit(_split)(stacks)
+    return {"params": inner}
+
+
+def _split(stacks: dict[str, jax.Array]) -> tuple[dict[str, jax.Array], ...]:
+    depth = len(next(iter(stacks.values())))
+    return tuple({k: x[i] for k, x in stacks.items()} for i in range(depth))
+
+
 class Transformer(nn.Module):
     """The network; pure, used through `apply(params, ..., method=...)`.
 
@@ -164,9 +198,6 @@ class Transformer(nn.Module):
     def setup(self):
         c = self.config
         normal, ones = nn.initializers.normal(0.02), nn.initializers.ones
-
-        def stack(name, *shape):
-            return self.param(name, normal, (c.depth, *shape))
 
         self.token_embedding = self.param(
             "token_embedding", normal, (c.vocab_size, c.width)
@@ -192,14 +223,13 @@ class Transformer(nn.Module):
             self.prefix_null = self.param(
                 "prefix_null", normal, (c.prefix_length, c.prefix_width)
             )
-        self.layers = {
-            "attention_norm": self.param("attention_norm", ones, (c.depth, c.width)),
-            "qkv": stack("qkv", c.width, 3 * c.width),
-            "attention_out": stack("attention_out", c.width, c.width),
-            "ffn_norm": self.param("ffn_norm", ones, (c.depth, c.width)),
-            "gate_up": stack("gate_up", c.width, 2 * c.hidden),
-            "down": stack("down", c.hidden, c.width),
-        }
+        if self.has_variable("params", "layers"):  # `unstacked`
+            self.layers = self.get_variable("params", "layers")
+        else:
+            self.layers = {
+                name: self.param(name, normal if shape[1:] else ones, (c.depth, *shape))
+                for name, shape in layer_shapes(c).items()
+            }
         self.norm = self.param("norm", ones, (c.width,))
         self.head = self.param("head", normal, (c.width, c.vocab_size))
 
@@ -244,20 +274,20 @@ class Transformer(nn.Module):
     # The trunk.
 
     def _block(self, layer: dict, x: jax.Array, attention: Callable, drop: Callable):
-        """One layer; `attention(q, k, v)` maps [B, K, T, D] to the same and a carry."""
+        """One layer; `attention(q, k, v)` maps [B, K, T, D] to the same."""
         c = self.config
         b, t, _ = x.shape
         with jax.named_scope("attention"):
             h = rms_norm(x, layer["attention_norm"], c.norm_epsilon) @ layer["qkv"]
             h = h.reshape(b, t, 3 * c.heads, c.head_width).swapaxes(1, 2)
-            h, carry = attention(*jnp.split(h, 3, axis=1))
+            h = attention(*jnp.split(h, 3, axis=1))
             h = h.swapaxes(1, 2).reshape(b, t, -1)
             x = x + drop(0, h @ layer["attention_out"])
         with jax.named_scope("feed_forward"):
             h = rms_norm(x, layer["ffn_norm"], c.norm_epsilon) @ layer["gate_up"]
             gate, up = jnp.split(h, 2, axis=-1)
             x = x + drop(1, (nn.silu(gate) * up) @ layer["down"])
-        return x, carry
+        return x
 
     def extend(
         self, x: jax.Array, slots: jax.Array, cache: Cache, visible: jax.Array
@@ -274,28 +304,27 @@ class Transformer(nn.Module):
         Returns:
           States [B, T, C] before the final norm (for `logits`), and the cache.
         """
-        rows = jnp.arange(x.shape[0])[:, None]
-        turn = self._turn(slots)
+        # An index for each head too: without, XLA makes the write of a single slot a
+        # slice update, fuses it into both of its uses, and copies the cache for that.
+        rows = jnp.arange(x.shape[0])[:, None, None]
+        heads = jnp.arange(self.config.heads)[None, :, None]
+        at, turn = (rows, heads, slots[:, None]), self._turn(slots)
 
-        def body(carry, layer):
-            x, cache, index = carry
+        def write(old, new):
+            return old.at[at].set(new.astype(old.dtype), mode="drop")
 
-            def attention(q, k, v):
-                at = (index, rows, slice(None), slots)
+        keys, values = [], []
 
-                def write(old, new):
-                    return old.at[at].set(
-                        new.swapaxes(1, 2).astype(old.dtype), mode="drop"
-                    )
+        def attention(q, k, v):
+            i = len(keys)
+            keys.append(write(cache.keys[i], turn(k)))
+            values.append(write(cache.values[i], v))
+            return attend(turn(q), keys[i], values[i], visible)
 
-                new = Cache(write(cache.key, turn(k)), write(cache.value, v))
-                return attend(turn(q), new.key[index], new.value[index], visible), new
-
-            x, cache = self._block(layer, x, attention, lambda _, h: h)
-            return (x, cache, index + 1), None
-
-        (x, cache, _), _ = jax.lax.scan(body, (x, cache, 0), self.layers)
-        return x, cache
+        layers = self.layers
+        for layer in layers if isinstance(layers, tuple) else _split(layers):
+            x = self._block(layer, x, attention, lambda _, h: h)
+        return x, Cache(tuple(keys), tuple(values))
 
     def _turn(self, slots: jax.Array) -> Callable[[jax.Array], jax.Array]:
         """The rotary embedding of the given slots [B, T]; identity without one."""
@@ -342,13 +371,15 @@ class Transformer(nn.Module):
             x, index = carry
 
             def attention(q, k, v):
-                return attend_causal(turn(q), turn(k), v, visible), None
+                return attend_causal(turn(q), turn(k), v, visible)
 
             def branch(i, h):
                 return h if drop is None else drop(index, i, h)
 
-            x, _ = self._block(layer, x, attention, branch)
-            return (x, index + 1), None
+            return (self._block(layer, x, attention, branch), index + 1), None
 
-        (x, _), _ = jax.lax.scan(body, (x, 0), self.layers)
+        layers = self.layers
+        if isinstance(layers, tuple):
+            layers = jax.tree.map(lambda *x: jnp.stack(x), *layers)
+        (x, _), _ = jax.lax.scan(body, (x, 0), layers)
         return self.logits(x[:, p - 1 :])
