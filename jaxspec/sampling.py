@@ -28,7 +28,7 @@ def _checked(name: str, value: float, want: str, most: float = _LARGEST) -> floa
 
 
 def _count(name: str, value: int, want: str) -> int:
-    if not _checked(name, value, want).is_integer():
+    if _checked(name, value, want) % 1:
         raise ValueError(f"{name} must be {want}, not {value}")
     return int(value)
 

@@ -6,6 +6,7 @@ transformer reads the vectors itself.
 """
 
 import re
+import unicodedata
 import warnings
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -43,9 +44,10 @@ class PieceText:
         """Style and label of a prompt.
 
         "A glossy emoji of a red heart", "glossy red heart" and "red heart, glossy" are
-        the same picture.
+        the same picture, however accents and apostrophes were typed.
         """
-        text = re.sub(r"[^\w\s'’-]", " ", prompt.lower())
+        text = unicodedata.normalize("NFC", prompt).lower().replace("'", "’")
+        text = re.sub(r"[^\w\s’-]|\B’|’\B", " ", text)  # a ’ within a word stays
         text = re.sub(r"\bemojis?( of)?\b", " ", text)
         words = text.split()
         style = next((w for w in words if w in self.styles), self.default_style)
