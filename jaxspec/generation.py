@@ -3,15 +3,17 @@
 import base64
 import io
 import json
+import operator
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jaxspec.decoding import Decoded, Method, Target, advance, begin
 from jaxspec.figures import labelled_grid, save_png
@@ -167,8 +169,11 @@ def generate(
     """
     began = time.perf_counter()
     prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-    _check(prompts, num_images, seed, batch_size)
     config, method = params.config, AR() if method is None else method
+    _check(prompts, method)
+    num_images = _whole("num_images", num_images, 1)
+    batch_size = _whole("batch_size", batch_size, 1)
+    seed = _whole("seed", seed, 0, 2**32 - 1)
     size = config.check_size(size)
     chosen: dict[str, Any] = {
         name: getattr(config.defaults, name) if value is None else value
@@ -180,20 +185,22 @@ def generate(
         )
     }
     sampling = Sampling.create(config.vq.codebook_size, **chosen)
-    condition = np.asarray(params.condition(prompts)).repeat(num_images, axis=0)
-    ids = params.prompt_ids(prompts).repeat(num_images)
+    # Plain numbers, whatever kind they came as: they are written as JSON.
+    chosen = {k: int(v) if k == "top_k" else float(v) for k, v in chosen.items()}
+    each = np.arange(len(prompts)).repeat(num_images)  # a picture's prompt
+    condition, ids = (x[each] for x in params.read(prompts))
     numbers = np.tile(np.arange(num_images), len(prompts))
-    keys = image_keys(seed, ids, numbers)
 
     read = time.perf_counter()
     parts = []
     for first in range(0, len(ids), batch_size):
         rows = _bucket(np.arange(first, min(first + batch_size, len(ids))))
         target = params.target(jnp.asarray(condition[rows]), sampling, size)
+        keys = image_keys(seed, ids[rows], numbers[rows])
         count = min(batch_size, len(ids) - first)
         report = _offset(progress, first, count, len(ids))
-        out = _run(method, target, keys[rows], report)
-        parts.append(jax.tree.map(lambda x, n=count: np.asarray(x[:n]), out))
+        out = _run(method, target, keys, report)
+        parts.append(jax.tree.map(lambda x, n=count: np.asarray(x)[:n], out))
     stats = jax.tree.map(lambda *x: np.concatenate(x), *parts)
     _check_decoded(stats, numbers, num_images, prompts)
     decoded = time.perf_counter()
@@ -224,25 +231,38 @@ def generate(
     )
 
 
-def image_keys(seed: int, prompt_ids: np.ndarray, numbers: np.ndarray) -> jax.Array:
+_image_keys = jax.jit(jax.vmap(image_key, in_axes=(None, 0, 0)))
+
+
+def image_keys(seed: int, prompt_ids: ArrayLike, numbers: ArrayLike) -> jax.Array:
     """Keys [B] of images (see `sampling.image_key`)."""
-    return jax.vmap(image_key, in_axes=(None, 0, 0))(
-        seed, jnp.asarray(prompt_ids, jnp.uint32), jnp.asarray(numbers, jnp.uint32)
+    return _image_keys(
+        np.uint32(seed),
+        np.asarray(prompt_ids, np.uint32),
+        np.asarray(numbers, np.uint32),
     )
 
 
-def _check(prompts: list[str], num_images: int, seed: int, batch_size: int) -> None:
+def _check(prompts: list[str], method: Method) -> None:
     if not prompts:
         raise ValueError("there is no prompt")
     for prompt in prompts:
         if not isinstance(prompt, str):
             raise ValueError(f"a prompt must be text, not {prompt!r}")
-    if num_images < 1:
-        raise ValueError(f"num_images must be 1 or more, not {num_images}")
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be 1 or more, not {batch_size}")
-    if not 0 <= seed < 2**32:
-        raise ValueError(f"seed must be from 0 to 2**32 - 1, not {seed}")
+    if isinstance(method, type) or not is_dataclass(method):
+        raise ValueError(f"method must be one such as AR(), not {method!r}")
+
+
+def _whole(name: str, value: int, least: int, most: int | None = None) -> int:
+    """The whole number that `value` is, of whatever integer type."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} must be a whole number, not {value!r}") from None
+    if number < least or (most is not None and number > most):
+        end = "or more" if most is None else f"to {most}"
+        raise ValueError(f"{name} must be {least} {end}, not {number}")
+    return number
 
 
 def _bucket(rows: np.ndarray) -> np.ndarray:

@@ -46,6 +46,22 @@ class PipelineConfig:
     defaults: Defaults
     about: str = ""
 
+    def __post_init__(self):
+        """Raises ValueError if the parts do not belong together."""
+        for size, decoder in self.decoders:
+            cells = size / self.vq.factor
+            fits = {
+                "grid": (tuple(decoder.grid), (cells, cells)),
+                "vocab_size": (decoder.vocab_size, self.vq.codebook_size),
+                "prefix_length": (decoder.prefix_length, self.text.slots),
+            }
+            for name, (found, want) in fits.items():
+                if found != want:
+                    raise ValueError(
+                        f"the model for {size} px has {name} {found}; the tokenizer "
+                        f"and the text of {self.name} need {want}"
+                    )
+
     @property
     def sizes(self) -> tuple[int, ...]:
         return tuple(size for size, _ in self.decoders)
@@ -58,7 +74,7 @@ class PipelineConfig:
             raise ValueError(
                 f"{self.name} has no model for {size} px; trained sizes: {trained}"
             )
-        return size
+        return int(size)
 
 
 @jax.tree_util.register_dataclass
@@ -74,16 +90,25 @@ class Pipeline:
     params: dict[str, Any]
     config: PipelineConfig = field(metadata={"static": True})
 
-    def condition(self, prompts: list[str]) -> jax.Array:
-        """What the prompts say, float32 [B, P, width]; raises ValueError if nothing."""
-        pieces = jnp.stack([jnp.asarray(self.config.text.pieces(p)) for p in prompts])
-        return self.params["text"]["table"][pieces]
+    def read(self, prompts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """What prompts say, and ids of what that is.
 
-    def prompt_ids(self, prompts: list[str]) -> np.ndarray:
-        """Ids uint32 [B] of what prompts mean, the same for other words for it."""
-        texts = [" ".join(self.config.text.canonical(p)) for p in prompts]
-        digests = [hashlib.sha256(t.encode()).digest()[:4] for t in texts]
-        return np.array([int.from_bytes(d, "big") for d in digests], np.uint32)
+        Returns:
+          Vectors [B, P, width], and ids uint32 [B]: equal for prompts that read alike,
+          such as "red heart" and "glossy emoji of a red heart".
+
+        Raises:
+          ValueError: nothing of a prompt is known.
+        """
+        pieces = np.stack([self.config.text.pieces(p) for p in prompts])
+        digests = [hashlib.sha256(row.tobytes()).digest()[:4] for row in pieces]
+        ids = np.array([int.from_bytes(d, "big") for d in digests], np.uint32)
+        # On the host: another number of prompts compiles nothing.
+        return np.asarray(self.params["text"]["table"])[pieces], ids
+
+    def condition(self, prompts: list[str]) -> np.ndarray:
+        """What prompts say, [B, P, width] (see `read`)."""
+        return self.read(prompts)[0]
 
     def target(
         self, condition: jax.Array, sampling: Sampling, size: int | None = None

@@ -7,22 +7,29 @@ sharded saves. They are loaded as float32 unless asked otherwise.
 import dataclasses
 import json
 import os
+import shutil
 import typing
+import uuid
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.numpy import save_file
+from tokenizers import Tokenizer
 
+from jaxspec.checkpoints.trees import flatten
 from jaxspec.models.transformer import TransformerConfig
 from jaxspec.models.vq import VQConfig
 from jaxspec.pipeline import Defaults, Pipeline, PipelineConfig, abstract_params
 from jaxspec.text import PieceText
 
 FAMILIES = Path(__file__).parent.parent / "families"
+CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 WEIGHTS, ORBAX = "model.safetensors", "orbax"
 
 
@@ -79,11 +86,6 @@ def _config_from_json(values: dict[str, Any], tokenizer: str) -> PipelineConfig:
     )
 
 
-def _flatten(params: Any) -> dict[str, Any]:
-    leaves = jax.tree.leaves_with_path(params)
-    return {"/".join(str(k.key) for k in path): leaf for path, leaf in leaves}
-
-
 def save(
     params: Pipeline, folder: str | os.PathLike, *, dtype=None, format="safetensors"
 ) -> None:
@@ -96,38 +98,45 @@ def save(
       format: "safetensors" (one file), or "orbax" (written shard by shard).
 
     Raises:
-      ValueError: the folder is not empty, or the format is not known.
+      ValueError: the folder is not empty, the format is not known, or a weight is not
+        finite (in the type asked for).
     """
     folder = Path(folder)
     if format not in ("safetensors", "orbax"):
         raise ValueError(f"format must be 'safetensors' or 'orbax', not {format!r}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} exists and is not an empty folder")
-    partial = folder.with_name(folder.name + ".partial")
+    weights = params.params
+    if dtype is not None:
+        weights = jax.tree.map(lambda x: jnp.asarray(x, dtype), weights)
+    lost = [k for k, x in flatten(weights).items() if not jnp.isfinite(x).all()]
+    if lost:
+        as_type = f" as {jnp.dtype(dtype).name}" if dtype is not None else ""
+        raise ValueError(f"weights are not finite{as_type}: {', '.join(lost)}")
+    # A name of its own: what a killed save left behind is in nobody's way.
+    partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.partial")
     partial.mkdir(parents=True)
     try:
-        weights = params.params
-        if dtype is not None:
-            weights = jax.tree.map(lambda x: jnp.asarray(x, dtype), weights)
-        if format == "safetensors":
-            flat = {k: np.asarray(x) for k, x in _flatten(weights).items()}
-            save_file(flat, partial / WEIGHTS)
-        else:
-            import orbax.checkpoint as ocp  # slow to import
-
-            with ocp.StandardCheckpointer() as checkpointer:
-                checkpointer.save(partial.absolute() / ORBAX, weights)
-        config = json.dumps(_config_to_json(params.config), indent=1)
-        (partial / "config.json").write_text(config + "\n")
-        (partial / "tokenizer.json").write_text(params.config.text.spec)
+        _write(params.config, weights, partial, format)
         if folder.exists():
             folder.rmdir()
         os.replace(partial, folder)
     finally:
-        if partial.exists():
-            import shutil
+        shutil.rmtree(partial, ignore_errors=True)
 
-            shutil.rmtree(partial)
+
+def _write(config: PipelineConfig, weights: Any, folder: Path, format: str) -> None:
+    if format == "safetensors":
+        flat = {k: np.asarray(x) for k, x in flatten(weights).items()}
+        save_file(flat, folder / WEIGHTS)
+    else:
+        import orbax.checkpoint as ocp  # slow to import
+
+        with ocp.StandardCheckpointer() as checkpointer:
+            checkpointer.save(folder.absolute() / ORBAX, weights)
+    text = json.dumps(_config_to_json(config), indent=1)
+    (folder / CONFIG).write_text(text + "\n", encoding="utf8")
+    (folder / TOKENIZER).write_text(config.text.spec, encoding="utf8")
 
 
 def _find(name_or_folder: str | os.PathLike) -> Path:
@@ -135,7 +144,7 @@ def _find(name_or_folder: str | os.PathLike) -> Path:
     if name in families():
         return FAMILIES / name
     folder = Path(name_or_folder)
-    if (folder / "config.json").is_file():
+    if (folder / CONFIG).is_file():
         return folder
     if folder.is_dir():
         raise ValueError(
@@ -147,25 +156,51 @@ def _find(name_or_folder: str | os.PathLike) -> Path:
     )
 
 
-def _read_safetensors(path: Path, want: dict[str, Any], dtype) -> dict[str, Any]:
+@contextmanager
+def _one_line(path: Path) -> Generator[None]:
+    """What a damaged file breaks, of whatever kind, as one line that names the file."""
     try:
-        with safe_open(path, framework="flax") as f:
-            found = set(f.keys())
-            missing, unexpected = want.keys() - found, found - want.keys()
-            shape = {k: tuple(f.get_slice(k).get_shape()) for k in found & want.keys()}
-            wrong = [
-                f"{k} is {list(shape[k])}, not {list(want[k].shape)}"
-                for k in sorted(shape)
-                if shape[k] != tuple(want[k].shape)
-            ]
-            if missing or unexpected or wrong:
-                raise ValueError(
-                    f"{path} does not fit its config.json: missing {sorted(missing)}, "
-                    f"unexpected {sorted(unexpected)}, misshapen {wrong}"
-                )
-            return {k: jnp.asarray(f.get_tensor(k), dtype) for k in want}
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
+        yield
+    except Exception as error:  # the tokenizers library raises just that
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path} cannot be read: {kind}{reason}") from error
+
+
+def _check_fit(found: dict[str, Any], want: dict[str, Any]) -> None:
+    """Raises ValueError with all differences between shapes, both by name."""
+    missing, unexpected = want.keys() - found.keys(), found.keys() - want.keys()
+    wrong = [
+        f"{k} is {list(found[k])}, not {list(want[k].shape)}"
+        for k in sorted(found.keys() & want.keys())
+        if tuple(found[k]) != tuple(want[k].shape)
+    ]
+    if missing or unexpected or wrong:
+        raise ValueError(
+            f"it does not fit config.json: missing {sorted(missing)}, unexpected "
+            f"{sorted(unexpected)}, misshapen {wrong}"
+        )
+
+
+def _read_safetensors(path: Path, want: dict[str, Any], dtype) -> dict[str, Any]:
+    with safe_open(path, framework="flax") as f:
+        _check_fit({k: f.get_slice(k).get_shape() for k in f.keys()}, want)
+        return {k: jnp.asarray(f.get_tensor(k), dtype) for k in want}
+
+
+def _read_orbax(path: Path, want: dict[str, Any], dtype) -> dict[str, Any]:
+    import orbax.checkpoint as ocp  # slow to import
+
+    with ocp.StandardCheckpointer() as checkpointer:
+        metadata = checkpointer.metadata(path.absolute()).item_metadata
+        if metadata is None:
+            raise ValueError("it is not a whole orbax checkpoint")
+        found = metadata.tree
+        _check_fit({k: x.shape for k, x in flatten(found).items()}, want)
+        abstract = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, dtype or x.dtype), found
+        )
+        return flatten(checkpointer.restore(path.absolute(), abstract))
 
 
 def load(name_or_folder: str | os.PathLike = "emoji", *, dtype=jnp.float32) -> Pipeline:
@@ -180,21 +215,16 @@ def load(name_or_folder: str | os.PathLike = "emoji", *, dtype=jnp.float32) -> P
       ValueError: the folder is damaged or does not hold what its configuration says.
     """
     folder = _find(name_or_folder)
-    try:
-        values = json.loads((folder / "config.json").read_text())
-        tokenizer = (folder / "tokenizer.json").read_text()
+    with _one_line(folder / TOKENIZER):
+        tokenizer = (folder / TOKENIZER).read_text(encoding="utf8")
+        Tokenizer.from_str(tokenizer)
+    with _one_line(folder / CONFIG):
+        values = json.loads((folder / CONFIG).read_text(encoding="utf8"))
         config = _config_from_json(values, tokenizer)
-    except (OSError, KeyError, json.JSONDecodeError) as error:
-        raise ValueError(f"{folder} cannot be read: {error!r}") from error
-    abstract = abstract_params(config)
-    if (folder / ORBAX).is_dir():
-        import orbax.checkpoint as ocp
-
-        with ocp.StandardCheckpointer() as checkpointer:
-            params = checkpointer.restore((folder / ORBAX).absolute(), abstract)
-        if dtype is not None:
-            params = jax.tree.map(lambda x: x.astype(dtype), params)
-        return Pipeline(params, config)
-    flat = _read_safetensors(folder / WEIGHTS, _flatten(abstract), dtype)
-    leaves = [flat[k] for k in _flatten(abstract)]
+        abstract = abstract_params(config)
+    sharded = (folder / ORBAX).is_dir()
+    path, read = (ORBAX, _read_orbax) if sharded else (WEIGHTS, _read_safetensors)
+    with _one_line(folder / path):
+        flat = read(folder / path, flatten(abstract), dtype)
+    leaves = [flat[k] for k in flatten(abstract)]
     return Pipeline(jax.tree.unflatten(jax.tree.structure(abstract), leaves), config)
