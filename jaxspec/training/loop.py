@@ -6,6 +6,7 @@ was killed and resumed therefore ends with the same weights as one that was not.
 """
 
 import json
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from safetensors.numpy import load_file, save_file
+
+from jaxspec.checkpoints.trees import flatten, unflatten
 
 
 @jax.tree_util.register_dataclass
@@ -72,6 +76,24 @@ class TrainState:
         kept = jnp.minimum(decay, step / (step + 10))
         ema = jax.tree.map(lambda e, p: kept * e + (1 - kept) * p, self.ema, params)
         return TrainState(step, params, ema, opt_state, extra)
+
+
+PARAMS = "ema.safetensors"
+
+
+def save_params(path: Path, params: Any) -> None:
+    """Writes nested dictionaries of arrays into one file, atomically."""
+    partial = path.with_suffix(".tmp")
+    save_file({k: np.asarray(x) for k, x in flatten(params).items()}, partial)
+    os.replace(partial, path)
+
+
+def load_params(folder: Path) -> Any:
+    """The averaged parameters of the newest checkpoint in a run's folder, numpy."""
+    path = folder / PARAMS
+    if not path.exists():
+        raise FileNotFoundError(f"{folder} has no trained parameters: train it first")
+    return unflatten(load_file(path))
 
 
 def data_parallel() -> tuple[NamedSharding, NamedSharding]:
@@ -132,10 +154,11 @@ def fit(
       batch: the batch of a step number, a pytree of arrays, batch axis first, divisible
         by the number of devices.
       steps: total steps.
-      folder: holds `checkpoints/`, `settings.json` and `log.jsonl`.
+      folder: holds `checkpoints/`, `settings.json`, `log.jsonl`, and the averaged
+        parameters of the newest checkpoint in `ema.safetensors`, for `load_params`.
       settings: what the result depends on; another run's folder is refused.
       evaluate: called at each save; its numbers go to the log.
-      log_every, save_every: in steps.
+      log_every, save_every: in steps; what is saved is also logged.
       items_per_step: how many examples a batch holds, for the throughput shown.
 
     Returns:
@@ -143,14 +166,15 @@ def fit(
 
     Raises:
       ValueError: the folder holds a run with other settings.
-      FloatingPointError: a logged loss was not finite.
+      FloatingPointError: a loss, or a parameter to be saved, was not finite.
     """
     import orbax.checkpoint as ocp  # slow to import
 
     folder = folder.absolute()
     check_settings(folder, settings)
     replicated, split = data_parallel()
-    state = jax.device_put(state, replicated)
+    # A copy: the step donates its state, and the caller's is the caller's.
+    state = jax.device_put(state, replicated, may_alias=False)
     manager = ocp.CheckpointManager(
         folder / "checkpoints",
         options=ocp.CheckpointManagerOptions(max_to_keep=2, create=True),
@@ -162,6 +186,7 @@ def fit(
     start = int(state.step)
     _truncate_log(folder / "log.jsonl", start)
     compiled = jax.jit(step, donate_argnums=0)
+    size = jax.jit(optax.tree.norm)
 
     progress = Progress(
         TextColumn("{task.description}"),
@@ -172,26 +197,33 @@ def fit(
         TimeRemainingColumn(elapsed_when_finished=True),
         speed_estimate_period=300,
     )
-    with progress, open(folder / "log.jsonl", "a") as log:
+    with manager, progress, open(folder / "log.jsonl", "a") as log:
         task = progress.add_task(folder.name, total=steps, completed=start, note="")
         metrics: list[dict[str, jax.Array]] = []
         items, since = 0, time.monotonic()
+        inputs = batch(start) if start < steps else None
         for i in range(start, steps):
-            inputs = batch(i)
             items += items_per_step(inputs)
             state, m = compiled(state, jax.device_put(inputs, split))
-            metrics.append(m)
+            if i + 1 < steps:
+                inputs = batch(i + 1)  # while the devices work
+            # One step at a time: two in flight can starve each other of threads.
+            metrics.append(jax.block_until_ready(m))
             done = i + 1
             progress.update(task, completed=done)
             row: dict[str, float] = {}
-            if done % log_every == 0 or done == steps:
+            save = done % save_every == 0 or done == steps
+            if save or done % log_every == 0:  # nothing is saved that is not looked at
                 mean = {
                     k: float(np.mean([float(x[k]) for x in metrics if k in x]))
                     for k in metrics[0]
                 }
-                if not np.isfinite(mean["loss"]):
+                # A step's loss is that of the parameters before it.
+                norm = float(size(state.params)) if save else 0.0
+                if not np.isfinite([mean["loss"], norm]).all():
+                    what = "parameters" if np.isfinite(mean["loss"]) else "loss"
                     raise FloatingPointError(
-                        f"the loss became {mean['loss']} before step {done}; the last "
+                        f"the {what} became NaN or infinite by step {done}; the last "
                         f"good checkpoint is step {manager.latest_step()}"
                     )
                 rate = items / (time.monotonic() - since)
@@ -200,17 +232,17 @@ def fit(
                     task, note=f"loss {mean['loss']:.4f}, {rate:.1f} examples/s"
                 )
                 metrics, items, since = [], 0, time.monotonic()
-            if done % save_every == 0 or done == steps:
-                manager.save(done, args=ocp.args.StandardSave(state))
-                manager.wait_until_finished()
-                if evaluate is not None:
-                    began = time.monotonic()
-                    row = {"step": done, **row, **evaluate(state)}
-                    since += time.monotonic() - began
+            began = time.monotonic()
+            if save and evaluate is not None:
+                row |= evaluate(state)
             if row:
                 log.write(json.dumps(row) + "\n")
                 log.flush()
                 if not progress.console.is_terminal:
                     print(json.dumps(row), flush=True)
-    manager.close()
+            if save:  # the checkpoint last: a kill before it does all of this again
+                save_params(folder / PARAMS, state.ema)
+                manager.save(done, args=ocp.args.StandardSave(state))
+                manager.wait_until_finished()
+            since += time.monotonic() - began
     return state
