@@ -1,6 +1,7 @@
 """From checkpoints to the family's folder: folded, 16-bit, in our own format."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from experiments.emoji.data import SIZES
 from jaxspec.models.vq import VQConfig
 from jaxspec.pipeline import Defaults, Pipeline, PipelineConfig
 from jaxspec.text import PieceText
-from jaxspec.training import load_params
+from jaxspec.training.loop import PARAMS, load_params
 
 ABOUT = (
     "Drawings: Noto Emoji (Google, Apache-2.0), Fluent Emoji (Microsoft, MIT), "
@@ -33,15 +34,13 @@ def assemble(
     """The pipeline of all sizes that have a checkpoint in `folder`."""
     decoders, configs = {}, []
     for size in SIZES:
-        if not (folder / str(size)).exists():
+        if not (folder / str(size) / PARAMS).exists():
             continue
         settings = train_ar.STAGES[size]
-        folded = train_ar.fold(
-            settings.model, load_params(folder / str(size)), codebook
-        )
-        decoders[str(size)] = folded
+        params = load_params(folder / str(size))
+        decoders[str(size)] = train_ar.fold(settings.model, params, codebook)
         configs.append((size, settings.model))
-    defaults = DEFAULTS
+    defaults = replace(DEFAULTS, size=configs[-1][0])
     config = PipelineConfig("emoji", tuple(configs), vq, text, defaults, ABOUT)
     params = {"decoders": decoders, "vq": vq_params, "text": {"table": table}}
     return Pipeline(params, config)

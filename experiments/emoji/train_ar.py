@@ -59,7 +59,7 @@ class ARTraining:
     rate: float
     decay: float = 0.998
     unconditional: float = 0.1
-    dropout: float = 0.1
+    dropout: float = 0.0
     corruption: float = 0.1
     tags: float = 0.3
     mirror: float = 0.5
@@ -72,9 +72,9 @@ class ARTraining:
 
 
 STAGES = {
-    32: ARTraining(size=32, depth=2, steps=1600, batch=32, rate=2e-3, dropout=0.0),
-    64: ARTraining(size=64, depth=4, steps=5600, batch=16, rate=1.5e-3),
-    128: ARTraining(size=128, depth=5, steps=9000, batch=12, rate=1.2e-3),
+    32: ARTraining(size=32, depth=2, steps=1600, batch=32, rate=2e-3),
+    64: ARTraining(size=64, depth=4, steps=4800, batch=16, rate=1.5e-3),
+    128: ARTraining(size=128, depth=5, steps=6600, batch=12, rate=1.2e-3),
 }
 
 
