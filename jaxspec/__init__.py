@@ -10,19 +10,25 @@ if TYPE_CHECKING:
     from jaxspec.compile_cache import use_compile_cache
     from jaxspec.decoding import Decoded, Method, Target, decode
     from jaxspec.generation import Generated, generate, image_keys
-    from jaxspec.methods import AR
+    from jaxspec.methods import AR, GSD, SCD, SJD, Addition, Amplify, ZipAR
     from jaxspec.pipeline import Pipeline
     from jaxspec.sampling import Sampling
 
 # Imported when first used, so that `jaxspec --help` does not wait for JAX.
 _HOME = {
     "AR": "methods",
+    "Addition": "methods",
+    "Amplify": "methods",
     "Decoded": "decoding",
+    "GSD": "methods",
     "Generated": "generation",
     "Method": "decoding",
     "Pipeline": "pipeline",
+    "SCD": "methods",
+    "SJD": "methods",
     "Sampling": "sampling",
     "Target": "decoding",
+    "ZipAR": "methods",
     "decode": "decoding",
     "families": "checkpoints.folder",
     "generate": "generation",
@@ -34,12 +40,18 @@ _HOME = {
 
 __all__ = [
     "AR",
+    "GSD",
+    "SCD",
+    "SJD",
+    "Addition",
+    "Amplify",
     "Decoded",
     "Generated",
     "Method",
     "Pipeline",
     "Sampling",
     "Target",
+    "ZipAR",
     "decode",
     "families",
     "generate",

@@ -117,7 +117,8 @@ class Pipeline:
         size = self.config.check_size(size)
         model = Transformer(dict(self.config.decoders)[size])
         params = self.params["decoders"][str(size)]
-        return Target.create(model, params, condition, sampling)
+        codes = VQ(self.config.vq).apply(self.params["vq"], method="codes")
+        return Target.create(model, params, condition, sampling, codes=codes)
 
     def images(self, tokens: jax.Array | np.ndarray) -> np.ndarray:
         """Pictures uint8 [B, h * factor, w * factor, 3] of code grids [B, h, w].

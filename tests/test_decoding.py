@@ -29,9 +29,10 @@ class Wavefront(AR):
 
     window: int
     frontier: int
+    riders: int
 
     def step(self, target, state):
-        return wavefront.step(target, state, window=self.window, frontier=self.frontier)
+        return wavefront.step(target, state, **vars(self))
 
 
 def keys_of(batch: int, seed: int = 0) -> jax.Array:
@@ -237,7 +238,7 @@ def take(target, rows: list[int]):
     )
 
 
-@pytest.mark.parametrize("method", [AR(), Wavefront(2, 3)])
+@pytest.mark.parametrize("method", [AR(), Wavefront(2, 3, 1)])
 def test_rows_and_neighbours_change_nothing(method):
     target, keys = toy.target(CONFIG, 8, guidance=2.0), keys_of(8)
     every = np.asarray(toy.decode_jitted(method, target, keys).tokens)
@@ -375,28 +376,37 @@ class Slow:
             x = x + (gate / (1 + np.exp(-gate)) * up) @ p["down"][layer]
         return kept, rms(x, p["norm"], c.norm_epsilon) @ p["head"]
 
-    def decode(self, window: int, frontier: int, choose):
+    def decode(self, window: int, frontier: int, riders: int, choose):
         """Tokens and the pass of each cell [H, W]; `choose(cell, logits)` draws."""
         (h, w), p = self.config.grid, self.config.prefix_length
         tokens, passes, number = {0: choose(0, self.first)}, {0: 0}, 0
         while len(tokens) < h * w:
             number += 1
             now = [u for u in range(h * w) if self.ready(u, tokens, window)]
+            inputs = {u - 1: u for u in now[:frontier]}
+            due = [c for c in sorted(tokens) if p + c not in self.slots]
+            late = [c for c in due if c not in inputs][:riders]
+            inputs |= dict.fromkeys(late)
             new = {}
-            for u in now[:frontier]:
-                fed = u - 1
-                stand_in = max(c for c in tokens if c <= fed)
-                x = self.p["token_embedding"][tokens[stand_in]]
+            for fed, u in sorted(inputs.items()):
+                x = self.p["token_embedding"][tokens[self.stand_in(fed, tokens)]]
                 # Inputs of this pass come in raster order, so the earlier are in.
                 seen = [s for s in self.slots if s < p + fed]
                 slot, logits = self.feed(x, p + fed, seen)
                 if fed in tokens:  # else it is provisional: seen by itself alone
                     self.slots[p + fed] = slot
-                new[u] = choose(u, logits)
+                if u is not None:
+                    new[u] = choose(u, logits)
             tokens |= new
             passes |= dict.fromkeys(new, number)
         grid = lambda cells: np.array([cells[u] for u in range(h * w)]).reshape(h, w)
         return grid(tokens), grid(passes)
+
+    def stand_in(self, fed: int, tokens: dict) -> int:
+        w = self.config.grid[1]
+        if fed in tokens:
+            return fed
+        return max(c for c in tokens if c <= (fed - w if fed >= w else fed))
 
     def ready(self, u: int, tokens: dict, window: int) -> bool:
         w = self.config.grid[1]
@@ -406,18 +416,20 @@ class Slow:
         return u not in tokens and all(c in tokens for c in above + left)
 
 
-@pytest.mark.parametrize("window, frontier", [(4, 1), (2, 3), (1, 2), (3, 12)])
-def test_wavefront_against_loops(window, frontier):
+@pytest.mark.parametrize(
+    "window, frontier, riders", [(4, 1, 0), (2, 3, 0), (2, 3, 1), (1, 2, 2), (3, 12, 4)]
+)
+def test_wavefront_against_loops(window, frontier, riders):
     target = toy.target(CONFIG, BATCH)
     keys = keys_of(BATCH)
     cells = jnp.broadcast_to(jnp.arange(12), (BATCH, 12))
     gumbel = jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, (12,))))
     gumbel = np.asarray(gumbel(cell_keys(keys, cells)))
-    got = toy.decode_jitted(Wavefront(window, frontier), target, keys)
+    got = toy.decode_jitted(Wavefront(window, frontier, riders), target, keys)
     for b in range(BATCH):
         slow = Slow(CONFIG, toy.params(CONFIG), target.condition[b])
         choose = lambda u, logits, b=b: int(np.argmax(logits + gumbel[b, u]))
-        tokens, passes = slow.decode(window, frontier, choose)
+        tokens, passes = slow.decode(window, frontier, riders, choose)
         np.testing.assert_array_equal(got.tokens[b], tokens)
         np.testing.assert_array_equal(got.final_pass[b], passes)
         assert got.target_passes[b] == passes.max()

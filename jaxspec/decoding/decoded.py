@@ -81,7 +81,11 @@ class Decoded:
         }
 
     def settle(
-        self, cells: jax.Array, valid: jax.Array, tokens: jax.Array, origin: int
+        self,
+        cells: jax.Array,
+        valid: jax.Array,
+        tokens: jax.Array,
+        origin: int | jax.Array,
     ) -> "Decoded":
         """Makes cells [B, T] final in the current pass, where `valid`."""
         b, h, w = self.tokens.shape
@@ -97,7 +101,7 @@ class Decoded:
             self,
             tokens=put(self.tokens, tokens),
             final_pass=put(self.final_pass, self.target_passes[:, None]),
-            origin=put(self.origin, jnp.int8(origin)),
+            origin=put(self.origin, jnp.asarray(origin, jnp.int8)),
         )
 
     def check(self, log_p: jax.Array, valid: jax.Array) -> "Decoded":

@@ -24,6 +24,7 @@ class Target:
       condition: what the images show, batch axis first (see `Transformer.prefix`).
       prefix_visible: bool [B, P], which prefix slots are not padding.
       sampling: how logits become the distribution.
+      codes: [V, d] what codes look like, for rules that ask; None if nothing is known.
       model: the static module.
     """
 
@@ -31,6 +32,7 @@ class Target:
     condition: jax.Array
     prefix_visible: jax.Array
     sampling: Sampling
+    codes: jax.Array | None
     model: Transformer = field(metadata={"static": True})
 
     @staticmethod
@@ -40,6 +42,7 @@ class Target:
         condition: jax.Array,
         sampling: Sampling,
         prefix_visible: jax.Array | None = None,
+        codes: jax.Array | None = None,
     ) -> "Target":
         """Copies the layers' weights, unless they are `unstacked` already."""
         params = unstacked(model.config, params)
@@ -47,7 +50,8 @@ class Target:
         if prefix_visible is None:
             shape = (condition.shape[0], model.config.prefix_length)
             prefix_visible = jnp.ones(shape, bool)
-        return Target(params, condition, jnp.asarray(prefix_visible), sampling, model)
+        visible = jnp.asarray(prefix_visible)
+        return Target(params, condition, visible, sampling, codes, model)
 
     @property
     def batch(self) -> int:

@@ -7,7 +7,8 @@ below j + window is done. A pass draws up to `frontier` ready cells of every ima
 
 A cell is drawn by feeding the token of the cell before it, which fills that cell's
 cache slot. `fresh` says which slots hold the cell's present token; a cell sees the
-fresh slots before it, and no others.
+fresh slots before it, and no others. A cell whose successor was drawn without it (the
+last of a row, where rows overlap) is fed later as a rider, an input that draws nothing.
 """
 
 from dataclasses import dataclass, replace
@@ -58,14 +59,32 @@ def start(target: Target, keys: jax.Array) -> WavefrontState:
     )
 
 
-def ready(pending: jax.Array, window: int) -> jax.Array:
-    """Which cells [B, H, W] can be drawn now; at least one wherever one is pending."""
+def ready(pending: jax.Array, window: int, first_row_alone: bool = False) -> jax.Array:
+    """Which cells [B, H, W] can be drawn now; at least one wherever one is pending.
+
+    With `first_row_alone`, the second row waits for the whole first one.
+    """
     w = pending.shape[-1]
     before = jnp.pad(pending, ((0, 0), (0, 0), (1, 0)))[..., :-1]
     above = jnp.pad(pending, ((0, 0), (1, 0), (0, 0)))[:, :-1]
     waits = jnp.cumsum(above, axis=-1)  # pending cells of the row above up to here
     reach = jnp.minimum(jnp.arange(w) + window, w) - 1
-    return pending & ~before & (waits[..., reach] == 0)
+    free = waits[..., reach] == 0
+    if first_row_alone:
+        free = free.at[:, 1].set(waits[:, 1, -1:] == 0)
+    return pending & ~before & free
+
+
+def stand_in(pending: jax.Array, width: int) -> jax.Array:
+    """The cell [B, N] whose token is fed for each cell: itself, if it is done.
+
+    For a pending cell, the one above it, or the latest done before that; in the first
+    row, the latest done before the cell itself.
+    """
+    raster = jnp.arange(pending.shape[-1])[None]
+    latest = jax.lax.cummax(jnp.where(pending, -1, raster), axis=1)
+    above = jnp.where(raster < width, latest, jnp.roll(latest, width, axis=1))
+    return jnp.where(pending, jnp.maximum(above, 0), raster)
 
 
 def first_cells(mask: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
@@ -77,25 +96,51 @@ def first_cells(mask: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
 
 
 def step(
-    target: Target, state: WavefrontState, *, window: int, frontier: int
+    target: Target,
+    state: WavefrontState,
+    *,
+    window: int,
+    frontier: int,
+    riders: int = 0,
+    first_row_alone: bool = False,
+    see_unfilled: bool = False,
 ) -> WavefrontState:
-    """One pass of the target: draws up to `frontier` ready cells of each image."""
+    """One pass of the target: draws up to `frontier` ready cells of each image.
+
+    Args:
+      target: the model.
+      state: from `start` or the step before.
+      window: tokens of the row above that a row's start waits for.
+      frontier: most cells drawn at once.
+      riders: most other cells whose slots are brought up to date at once.
+      first_row_alone: the second row waits for the whole first one.
+      see_unfilled: a cell sees every slot before it, filled or not, as released ZipAR
+        code does; an empty slot takes attention and gives zeros.
+    """
     b, n = state.fresh.shape
     rows, raster = jnp.arange(b)[:, None], jnp.arange(n)[None]
     pending = state.pending.reshape(b, n)
-    cells, valid = first_cells(ready(state.pending, window).reshape(b, n), frontier)
-    fed = jnp.clip(cells - 1, 0, n - 1)
+    open_cells = ready(state.pending, window, first_row_alone).reshape(b, n)
+    cells, valid = first_cells(open_cells, frontier)
+    fed, write = jnp.clip(cells - 1, 0, n - 1), valid
+    if riders:
+        due = ~state.fresh & ~pending  # what is drawn, but not in the cache
+        due = due.at[rows, jnp.where(valid, fed, n)].set(False, mode="drop")
+        extra, exists = first_cells(due, riders)
+        fed = jnp.concatenate([fed, jnp.minimum(extra, n - 1)], axis=1)
+        write = jnp.concatenate([valid, exists & jnp.any(valid, axis=1)[:, None]], 1)
 
-    # Where the cell to be fed is itself pending, the latest token before it stands in;
-    # its slot is then provisional, seen by this input alone.
-    latest = jax.lax.cummax(jnp.where(pending, -1, raster), axis=1)
-    tokens = state.decoded.tokens.reshape(b, n)[rows, latest[rows, fed]]
-    settled = valid & ~pending[rows, fed]
+    # The slot of a cell that is itself pending is provisional: only its own input
+    # sees it.
+    source = stand_in(pending, state.pending.shape[-1])[rows, fed]
+    tokens = state.decoded.tokens.reshape(b, n)[rows, source]
+    settled = write & ~pending[rows, fed]
     fresh = state.fresh.at[rows, jnp.where(settled, fed, n)].set(True, mode="drop")
-    own = raster[None] == fed[..., None]
-    visible = (fresh[:, None] & (raster[None] <= fed[..., None])) | own
+    seen = fresh[:, None] | (raster[None] == fed[..., None]) | see_unfilled
+    visible = seen & (raster[None] <= fed[..., None])
 
-    log_p, cache = target.follow(state.cache, tokens, fed, valid, visible)
+    log_p, cache = target.follow(state.cache, tokens, fed, write, visible)
+    log_p = log_p[:, : cells.shape[1]]
     drawn = draw(cell_keys(state.keys, cells), log_p)
     passes = state.decoded.target_passes + jnp.any(valid, axis=1)
     decoded = replace(state.decoded, target_passes=passes).check(log_p, valid)

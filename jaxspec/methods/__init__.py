@@ -1,5 +1,9 @@
 """Decoding methods, one module a published method."""
 
 from jaxspec.methods.ar import AR
+from jaxspec.methods.gsd import GSD, Addition, Amplify
+from jaxspec.methods.scd import SCD
+from jaxspec.methods.sjd import SJD
+from jaxspec.methods.zipar import ZipAR
 
-__all__ = ["AR"]
+__all__ = ["AR", "GSD", "SCD", "SJD", "Addition", "Amplify", "ZipAR"]

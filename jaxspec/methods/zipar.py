@@ -1,0 +1,63 @@
+"""ZipAR (He et al. 2024, "ZipAR: Accelerating Auto-regressive Image Generation")."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+
+from jaxspec.decoding import Decoded, Target, wavefront
+
+
+@dataclass(frozen=True)
+class ZipAR:
+    """A row starts as soon as the row above holds `window` tokens (section 3.2).
+
+    Rows then advance together, one cell each a pass. A row's first cell is drawn before
+    the cell that precedes it in raster order exists: the token above that cell stands
+    in for it. The context of every other cell lacks the right part of the rows above.
+
+    Guarantee: biased, for both reasons; with `window` of a whole row, exact.
+    Passes, prefill included: W + (H - 1) window; with `first_row_alone`,
+    2 W + (H - 2) window.
+
+    Attributes:
+      window: tokens of the row above that a row waits for.
+      first_row_alone: the second row waits for the whole first one, as in the released
+        LlamaGen code.
+      unfilled: cells before a cell that are not there yet are masked, or take attention
+        and give zeros ("zero"), as in the released LlamaGen code.
+    """
+
+    window: int = 16
+    first_row_alone: bool = False
+    unfilled: Literal["mask", "zero"] = "mask"
+
+    def __post_init__(self):
+        if self.window < 1:
+            raise ValueError(f"window must be 1 or more, not {self.window}")
+        if self.unfilled not in ("mask", "zero"):
+            raise ValueError(f"unfilled must be mask or zero, not {self.unfilled!r}")
+
+    def start(self, target: Target, keys: jax.Array) -> wavefront.WavefrontState:
+        return wavefront.start(target, keys)
+
+    def step(
+        self, target: Target, state: wavefront.WavefrontState
+    ) -> wavefront.WavefrontState:
+        h, w = target.grid
+        window = min(self.window, w)
+        return wavefront.step(
+            target,
+            state,
+            window=window,
+            frontier=min(h, -(-w // window)),  # rows that can be open at once
+            riders=1,  # the last cell of the row that was filled in the pass before
+            first_row_alone=self.first_row_alone,
+            see_unfilled=self.unfilled == "zero",
+        )
+
+    def finished(self, state: wavefront.WavefrontState) -> jax.Array:
+        return wavefront.finished(state)
+
+    def decoded(self, state: wavefront.WavefrontState) -> Decoded:
+        return state.decoded
