@@ -76,8 +76,8 @@ WORDS = ("red", "blue", "heart", "tree", "woman", "’", "s", "hat", "cafe", "##
 STYLES = ("flat", "glossy")
 
 
-def tokenizer_spec() -> str:
-    vocab = {w: i for i, w in enumerate(("[PAD]", "[UNK]", *WORDS, *STYLES))}
+def tokenizer_spec(styles: tuple[str, ...] = STYLES) -> str:
+    vocab = {w: i for i, w in enumerate(("[PAD]", "[UNK]", *WORDS, *styles))}
     model = {
         "type": "WordPiece",
         "unk_token": "[UNK]",

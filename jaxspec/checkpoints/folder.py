@@ -109,7 +109,7 @@ def save(
     weights = params.params
     if dtype is not None:
         weights = jax.tree.map(lambda x: jnp.asarray(x, dtype), weights)
-    lost = [k for k, x in flatten(weights).items() if not jnp.isfinite(x).all()]
+    lost = [k for k, finite in flatten(_finite(weights)).items() if not finite]
     if lost:
         as_type = f" as {jnp.dtype(dtype).name}" if dtype is not None else ""
         raise ValueError(f"weights are not finite{as_type}: {', '.join(lost)}")
@@ -123,6 +123,11 @@ def save(
         os.replace(partial, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+@jax.jit
+def _finite(weights: Any) -> Any:
+    return jax.tree.map(lambda x: jnp.isfinite(x).all(), weights)
 
 
 def _write(config: PipelineConfig, weights: Any, folder: Path, format: str) -> None:
