@@ -117,7 +117,7 @@ class Pipeline:
         size = self.config.check_size(size)
         model = Transformer(dict(self.config.decoders)[size])
         params = self.params["decoders"][str(size)]
-        codes = VQ(self.config.vq).apply(self.params["vq"], method="codes")
+        codes: Any = VQ(self.config.vq).apply(self.params["vq"], method="codes")
         return Target.create(model, params, condition, sampling, codes=codes)
 
     def images(self, tokens: jax.Array | np.ndarray) -> np.ndarray:
