@@ -90,8 +90,9 @@ def stand_in(pending: jax.Array, width: int) -> jax.Array:
 def first_cells(mask: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     """The first `count` cells of a mask [B, N], and which of them exist."""
     n = mask.shape[-1]
-    index = jnp.where(mask, jnp.arange(n)[None], n)
-    cells = -jax.lax.top_k(-index, min(count, n))[0]
+    so_far = jnp.cumsum(mask, axis=-1)[:, None]
+    rank = jnp.arange(min(count, n))[None, :, None]
+    cells = jnp.sum(so_far <= rank, axis=-1)  # as many as lie before it
     return cells, cells < n
 
 
