@@ -58,6 +58,11 @@ def test_round_trip_is_bit_equal(family, tmp_path, format, dtype):
     assert [p.name for p in tmp_path.iterdir()] == ["toy"]
 
 
+def test_who_can_read_a_folder_can_read_all_of_it(saved):
+    files = list(saved["safetensors"].iterdir())
+    assert len(files) == 3 and len({f.stat().st_mode for f in files}) == 1
+
+
 def test_a_family_kept_in_16_bits_draws(family, saved):
     small = jaxspec.load(saved["safetensors"], dtype=jnp.bfloat16)
     out = jaxspec.generate(small, "red heart", size=8)
@@ -244,11 +249,12 @@ def test_unknown_names_list_the_known(monkeypatch, saved, tmp_path):
 def test_a_save_that_fails_leaves_nothing_and_the_next_one_works(
     family, tmp_path, monkeypatch
 ):
-    def fail(*_):
+    def fail(flat, path):
+        path.write_bytes(b"half")
         raise OSError("no space left on device")
 
     with monkeypatch.context() as patched, pytest.raises(OSError, match="no space"):
-        patched.setattr(folder_module, "_config_to_json", fail)  # after the weights
+        patched.setattr(folder_module, "save_file", fail)
         jaxspec.save(family, tmp_path / "toy")
     assert not list(tmp_path.iterdir())
     jaxspec.save(family, tmp_path / "toy")

@@ -131,17 +131,19 @@ def _finite(weights: Any) -> Any:
 
 
 def _write(config: PipelineConfig, weights: Any, folder: Path, format: str) -> None:
+    text = json.dumps(_config_to_json(config), indent=1)
+    (folder / CONFIG).write_text(text + "\n", encoding="utf8")
+    (folder / TOKENIZER).write_text(config.text.spec, encoding="utf8")
     if format == "safetensors":
         flat = {k: np.asarray(x) for k, x in flatten(weights).items()}
         save_file(flat, folder / WEIGHTS)
+        # The library makes files that only their owner can read.
+        shutil.copymode(folder / CONFIG, folder / WEIGHTS)
     else:
         import orbax.checkpoint as ocp  # slow to import
 
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save(folder.absolute() / ORBAX, weights)
-    text = json.dumps(_config_to_json(config), indent=1)
-    (folder / CONFIG).write_text(text + "\n", encoding="utf8")
-    (folder / TOKENIZER).write_text(config.text.spec, encoding="utf8")
 
 
 def _find(name_or_folder: str | os.PathLike) -> Path:
