@@ -171,7 +171,7 @@ def test_eagerly(target, decoded):
 def test_finished_images_do_not_change(target, decoded):
     state = begin(AR(), target, keys_of(BATCH))
     state = advance(AR(), target, state, np.int32(100))
-    more = wavefront.step(target, state, window=4, frontier=2)
+    more = jax.jit(partial(wavefront.step, window=4, frontier=2))(target, state)
     assert_same(more.decoded, decoded)
     jax.tree.map(np.testing.assert_array_equal, more.cache, state.cache)
 
@@ -238,13 +238,12 @@ def take(target, rows: list[int]):
     )
 
 
-@pytest.mark.parametrize("method", [AR(), Wavefront(2, 3, 1)])
-def test_rows_and_neighbours_change_nothing(method):
+def test_rows_and_neighbours_change_nothing():
     target, keys = toy.target(CONFIG, 8, guidance=2.0), keys_of(8)
-    every = np.asarray(toy.decode_jitted(method, target, keys).tokens)
+    every = np.asarray(toy.decode_jitted(AR(), target, keys).tokens)
     assert len({tuple(x.ravel().tolist()) for x in every}) == 8
     for rows in ([5], [7, 3, 5, 1], [0, 0, 5, 5]):
-        got = toy.decode_jitted(method, take(target, rows), keys[np.array(rows)])
+        got = toy.decode_jitted(AR(), take(target, rows), keys[np.array(rows)])
         np.testing.assert_array_equal(got.tokens, every[np.array(rows)])
 
 

@@ -244,12 +244,14 @@ def test_parts_that_do_not_belong_together_are_refused():
 
 # The record.
 
+HAT = "hat ☃"  # no Latin-1, which is what plain text chunks hold
+
 
 @pytest.fixture(scope="module")
 def out(family):
     # Numbers of every kind are written as numbers.
     settings = {"guidance": np.float32(1.5), "top_k": np.int64(5), "seed": np.uint8(7)}
-    return jaxspec.generate(family, ["red heart", "hat"], num_images=2, **settings)
+    return jaxspec.generate(family, ["red heart", HAT], num_images=2, **settings)
 
 
 SETTINGS = {
@@ -270,7 +272,7 @@ def test_saved_pictures_say_what_made_them(out, family, tmp_path):
         with Image.open(path) as image:
             np.testing.assert_array_equal(np.asarray(image), out.images[i])
             assert image.text == out.metadata(i)
-    assert out.metadata(3)["prompt"] == "hat" and out.metadata(3)["image"] == "1"
+    assert out.metadata(3)["prompt"] == HAT and out.metadata(3)["image"] == "1"
     assert json.loads(out.metadata(3)["settings"]) == SETTINGS
     # Which is enough to draw it again.
     said = out.metadata(3)
@@ -295,8 +297,8 @@ def test_json_has_everything_but_pixels(out):
     assert [(r["prompt"], r["seed"], r["image"]) for r in record["images"]] == [
         ("red heart", 7, 0),
         ("red heart", 7, 1),
-        ("hat", 7, 0),
-        ("hat", 7, 1),
+        (HAT, 7, 0),
+        (HAT, 7, 1),
     ]
     tokens = [r["tokens"] for r in record["images"]]
     np.testing.assert_array_equal(tokens, out.tokens)
@@ -308,6 +310,6 @@ def test_in_a_notebook_and_as_pil(out):
     with Image.open(io.BytesIO(base64.b64decode(data[1]))) as image:
         np.testing.assert_array_equal(np.asarray(image), out.grid())
     np.testing.assert_array_equal(np.asarray(out.pil(2)), out.images[2])
-    assert out.label(3) == "hat, seed 7, image 1"
+    assert out.label(3) == f"{HAT}, seed 7, image 1"
     height, width, _ = out.grid().shape
     assert width > 2 * 96 and height > 2 * 16  # a row a prompt
