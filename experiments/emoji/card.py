@@ -36,7 +36,7 @@ concept was seen in another style) were never trained on, by the tokenizer eithe
     python -m experiments.emoji.train --stage all
     python -m experiments.emoji.evaluate
 
-The first takes about three hours on two CPU cores. What was tried, and what limits the
+The first takes about two and a half hours on two CPU cores. What was tried, and what limits the
 family: `docs/emoji.md`.
 
 ## Measurements
@@ -107,9 +107,10 @@ def _pictures(report: dict) -> str:
     return _table(["captions", "R@1", "R@5", "FD", "KID"], rows)
 
 
-LIMITS = """The models draw single things on white that look like emoji; composition,
-counting, text and unusual combinations of colour and thing mostly fail, and so do words
-far from any emoji. Fine outlines break at 128 px. All persons are drawings."""
+LIMITS = """The models draw single things on white. At 128 px hearts, faces, people, books and
+food often come out as what was asked for; most other things do not. Composition, counting, text,
+and colours that contradict the thing mostly fail, and so do words far from any emoji.
+At 64 px more prompts are followed. The 128 px transformer is under-trained: 12 epochs."""
 
 
 def write(pipeline: Pipeline, report: dict) -> str:
