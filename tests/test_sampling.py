@@ -16,6 +16,7 @@ from jaxspec.sampling import (
     image_key,
     keep_top_k,
     keep_top_p,
+    likeliest,
     log_probs,
 )
 from tests.toy import compilations
@@ -113,6 +114,15 @@ def test_argmax_is_a_distribution_of_one_code_whatever_the_key():
     codes = draw(keys, jnp.broadcast_to(log_p, (1, 50, 4)))
     assert codes.dtype == jnp.int32
     np.testing.assert_array_equal(codes, 1)
+
+
+def test_the_likeliest_is_the_first_of_the_largest():
+    logits = np.random.default_rng(0).integers(0, 3, (4, 50, 7)).astype(np.float32)
+    logits[logits == 0] = -np.inf
+    logits[0, 0] = -np.inf
+    got = likeliest(jnp.asarray(logits))
+    assert got.dtype == jnp.int32
+    np.testing.assert_array_equal(got, logits.argmax(-1))
 
 
 @pytest.mark.parametrize("temperature", [1e-8, 1e-37, 1e-60])

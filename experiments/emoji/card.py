@@ -36,8 +36,8 @@ concept was seen in another style) were never trained on, by the tokenizer eithe
     python -m experiments.emoji.train --stage all
     python -m experiments.emoji.evaluate
 
-The first takes about two and a half hours on two CPU cores. What was tried, and what limits the
-family: `docs/emoji.md`.
+The first takes about two and a half hours on two CPU cores. What was tried, and what
+limits the family: `docs/emoji.md`.
 
 ## Measurements
 
@@ -107,10 +107,11 @@ def _pictures(report: dict) -> str:
     return _table(["captions", "R@1", "R@5", "FD", "KID"], rows)
 
 
-LIMITS = """The models draw single things on white. At 128 px hearts, faces, people, books and
-food often come out as what was asked for; most other things do not. Composition, counting, text,
-and colours that contradict the thing mostly fail, and so do words far from any emoji.
-At 64 px more prompts are followed. The 128 px transformer is under-trained: 12 epochs."""
+LIMITS = """The models draw single things on white. At 128 px hearts, faces, people,
+books and food often come out as what was asked for; most other things do not.
+Composition, counting, text, and colours that contradict the thing mostly fail, and so
+do words far from any emoji. At 64 px more prompts are followed. The transformer of 128
+px is under-trained: 12 epochs."""
 
 
 def write(pipeline: Pipeline, report: dict) -> str:
