@@ -190,7 +190,7 @@ class Pipeline:
 
 def abstract_params(config: PipelineConfig) -> dict[str, Any]:
     """Shapes and float32 types of a family's parameters; computes nothing."""
-    key = jax.random.key(0)
+    key = jax.eval_shape(jax.random.key, 0)
     decoders = {}
     for size, c in config.decoders:
         decoders[str(size)] = jax.eval_shape(

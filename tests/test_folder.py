@@ -48,7 +48,7 @@ def assert_same(got, want):
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
 def test_round_trip_is_bit_equal(family, tmp_path, format, dtype):
-    cast = jax.tree.map(lambda x: x.astype(dtype), family.params)
+    cast = jax.tree.map(lambda x: np.asarray(x).astype(dtype), family.params)
     jaxspec.save(family, tmp_path / "toy", dtype=dtype, format=format)
     kept = jaxspec.load(tmp_path / "toy", dtype=None)
     assert_same(kept, replace(family, params=cast))
@@ -56,6 +56,12 @@ def test_round_trip_is_bit_equal(family, tmp_path, format, dtype):
     widened = jax.tree.map(lambda x: x.astype(jnp.float32), cast)
     assert_same(jaxspec.load(str(tmp_path / "toy")), replace(family, params=widened))
     assert [p.name for p in tmp_path.iterdir()] == ["toy"]
+
+
+def test_loading_compiles_nothing(saved):
+    with toy.compilations() as compiled:
+        jaxspec.load(saved["safetensors"], dtype=jnp.bfloat16)
+    assert compiled == []
 
 
 def test_who_can_read_a_folder_can_read_all_of_it(saved):
@@ -67,13 +73,6 @@ def test_a_family_kept_in_16_bits_draws(family, saved):
     small = jaxspec.load(saved["safetensors"], dtype=jnp.bfloat16)
     out = jaxspec.generate(small, "red heart", size=8)
     assert out.images.shape == (1, 8, 8, 3) and len(np.unique(out.tokens)) > 1
-
-
-@pytest.mark.parametrize("format", FORMATS)
-def test_a_loaded_family_draws_the_same(family, saved, format):
-    want = jaxspec.generate(family, "red heart", size=8)
-    got = jaxspec.generate(jaxspec.load(saved[format]), "red heart", size=8)
-    np.testing.assert_array_equal(got.images, want.images)
 
 
 def test_through_jit_and_device_put(family):

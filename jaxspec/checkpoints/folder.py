@@ -108,7 +108,7 @@ def save(
         raise ValueError(f"{folder} exists and is not an empty folder")
     weights = params.params
     if dtype is not None:
-        weights = jax.tree.map(lambda x: jnp.asarray(x, dtype), weights)
+        weights = _cast(weights, dtype)
     lost = [k for k, finite in flatten(_finite(weights)).items() if not finite]
     if lost:
         as_type = f" as {jnp.dtype(dtype).name}" if dtype is not None else ""
@@ -123,6 +123,11 @@ def save(
         os.replace(partial, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+@jax.jit(static_argnums=1)
+def _cast(weights: Any, dtype) -> Any:
+    return jax.tree.map(lambda x: jnp.asarray(x, dtype), weights)
 
 
 @jax.jit
@@ -190,9 +195,13 @@ def _check_fit(found: dict[str, Any], want: dict[str, Any]) -> None:
 
 
 def _read_safetensors(path: Path, want: dict[str, Any], dtype) -> dict[str, Any]:
-    with safe_open(path, framework="flax") as f:
+    with safe_open(path, framework="numpy") as f:
         _check_fit({k: f.get_slice(k).get_shape() for k in f.keys()}, want)
-        return {k: jnp.asarray(f.get_tensor(k), dtype) for k in want}
+        tensors = {k: f.get_tensor(k) for k in want}
+    # Cast by numpy and put, not `asarray`: JAX would compile both for each shape.
+    if dtype is not None:
+        tensors = {k: x.astype(jnp.dtype(dtype)) for k, x in tensors.items()}
+    return jax.device_put(tensors)
 
 
 def _read_orbax(path: Path, want: dict[str, Any], dtype) -> dict[str, Any]:
