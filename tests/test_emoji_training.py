@@ -232,6 +232,25 @@ def test_what_may_be_mirrored(label, subgroup, may):
     assert codes.may_mirror(one).tolist() == [may]
 
 
+def test_codes_of_another_tokenizer_or_other_drawings_are_made_anew(
+    tmp_path, monkeypatch
+):
+    """A run that kept them would train on noise."""
+    encoded = []
+
+    def encode(config, params, images):
+        encoded.append(len(images))
+        return np.zeros((len(images), 1), np.int16)
+
+    monkeypatch.setattr(codes, "encode", encode)
+    some, few = drawings(4, ["train"]), drawings(2, ["train"])
+    for params, x in [({"w": 1.0}, some), ({"w": 2.0}, some), ({"w": 2.0}, few)]:
+        for _ in range(2):
+            got = codes.load(tmp_path, None, params, x)
+            assert got.grids[32].shape == (2, len(x.label), 1)
+    assert encoded == [4] * 6 + [4] * 6 + [2] * 6
+
+
 # All stages but `text`, which needs MiniLM.
 
 
@@ -259,7 +278,7 @@ def stages(tmp_path, monkeypatch):
     text_table.write(tmp_path / "text", table.astype(np.float16), spec)
 
     def run(stage: str):
-        train.main(stage=stage, folder=tmp_path, smoke=True, out=tmp_path / "family")
+        train.main(stage=stage, folder=tmp_path, smoke=True)
 
     return run
 

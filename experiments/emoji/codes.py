@@ -1,5 +1,6 @@
 """Drawings as code grids, and captions as pieces: what the transformers train on."""
 
+import hashlib
 import os
 import re
 from collections.abc import Iterator
@@ -62,11 +63,28 @@ def encode(config: VQConfig, params, images: np.ndarray) -> np.ndarray:
     return tokens.reshape(len(images), -1).astype(np.int16)
 
 
-def load(folder: Path, config: VQConfig, params, drawings: Drawings) -> Codes:
-    """Encodes everything once into `folder/codes.npz`, or reads it from there."""
-    path = folder / "codes.npz"
+def _origin(params, drawings: Drawings) -> str:
+    digest = hashlib.sha256()
+    for x in (*jax.tree.leaves(params), drawings.images[SIZES[0]]):
+        digest.update(np.asarray(x).tobytes())
+    return digest.hexdigest()
+
+
+def _made_of(path: Path, origin: str) -> bool:
     if not path.exists():
-        out = {}
+        return False
+    with np.load(path) as arrays:
+        return "origin" in arrays and arrays["origin"] == origin
+
+
+def load(folder: Path, config: VQConfig, params, drawings: Drawings) -> Codes:
+    """Encodes everything once into `folder/codes.npz`, or reads it from there.
+
+    Codes of another tokenizer, or of other drawings, are made anew.
+    """
+    path, origin = folder / "codes.npz", _origin(params, drawings)
+    if not _made_of(path, origin):
+        out = {"origin": origin}
         for size in SIZES:
             x = drawings.images[size]
             both = [encode(config, params, y) for y in (x, x[:, :, ::-1])]

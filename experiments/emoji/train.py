@@ -82,13 +82,19 @@ def main(
         "runs/emoji"
     ),
     smoke: Annotated[bool, typer.Option(help="A few steps of everything.")] = False,
-    out: Annotated[Path, typer.Option(help="Where `export` writes the family.")] = Path(
-        "jaxspec/families/emoji"
-    ),
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where `export` writes the family: by default jaxspec/families/emoji, "
+            "or `family` in the folder of a smoke run."
+        ),
+    ] = None,
 ) -> None:
     """Trains the emoji family, stage by stage; each resumes where it was stopped."""
     if stage not in (*STAGES, "all"):
         raise typer.BadParameter(f"stage must be one of {', '.join(STAGES)}, or all")
+    if out is None:
+        out = folder / "family" if smoke else Path("jaxspec/families/emoji")
     use_every_core()
     for each in STAGES if stage == "all" else (stage,):
         run_stage(each, folder, smoke, out)
