@@ -206,4 +206,5 @@ def test_real_family_draws_and_warns_of_what_it_left_out(tmp_path, monkeypatch):
     assert said.stderr.startswith("warning: ") and said.stderr.count("\n") == 1
     assert "15" in said.stderr and "60" in said.stderr  # the style takes a slot
     assert pixels("long.png").shape == (32, 32, 3)
-    assert "target_passes" in said.stdout and "wrote long.png" in said.stdout
+    assert "passes_per_image: 16\n" in said.stdout
+    assert "wrote long.png" in said.stdout
