@@ -14,11 +14,6 @@ from typer.testing import CliRunner
 import jaxspec
 from jaxspec.cli import app
 
-FAMILY = Path(jaxspec.__file__).parent / "families" / "emoji"
-needs_family = pytest.mark.skipif(
-    not list(FAMILY.glob("*.safetensors")), reason="the emoji family is not trained yet"
-)
-
 
 @pytest.fixture
 def calls(monkeypatch, tmp_path):
@@ -172,7 +167,6 @@ def test_stats_info_and_version(calls):
     assert 'jaxspec generate "red heart"' in run("generate", "--help").stdout
 
 
-@needs_family
 @pytest.mark.parametrize(
     "arguments, said",
     [
@@ -198,7 +192,6 @@ def test_real_family_refuses_bad_input(arguments, said, tmp_path, monkeypatch):
     assert os.listdir() == ["broken"]
 
 
-@needs_family
 def test_real_family_draws_and_warns_of_what_it_left_out(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     prompt = "red heart " * 30

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-WEIGHTS = list(ROOT.glob("jaxspec/families/emoji/*.safetensors"))
 pytestmark = pytest.mark.package
 
 DRAW = """
@@ -85,7 +84,6 @@ def test_command_runs_from_the_wheel(installed, outside):
     assert re.fullmatch(r"jaxspec \d+\.\d+\.\d+\n", said)
 
 
-@pytest.mark.skipif(not WEIGHTS, reason="the emoji family is not trained yet")
 def test_wheel_draws_from_outside_the_repository(installed, outside):
     said = run(installed / "bin" / "python", "-c", DRAW, **outside)
     file, shape, dtype, spread = json.loads(said.splitlines()[-1])
