@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxspec.decoding import Target
 from jaxspec.models.transformer import Transformer, TransformerConfig
-from jaxspec.models.vq import VQ, VQConfig, to_uint8
+from jaxspec.models.vq import VQ, VQConfig, from_uint8, to_uint8
 from jaxspec.sampling import Sampling
 from jaxspec.text import PieceText
 
@@ -117,7 +117,7 @@ class Pipeline:
         size = self.config.check_size(size)
         model = Transformer(dict(self.config.decoders)[size])
         params = self.params["decoders"][str(size)]
-        codes: Any = VQ(self.config.vq).apply(self.params["vq"], method="codes")
+        codes = _codebook(self.config.vq, self.params["vq"])
         return Target.create(model, params, condition, sampling, codes=codes)
 
     def images(self, tokens: jax.Array | np.ndarray) -> np.ndarray:
@@ -183,10 +183,6 @@ class Pipeline:
             "about": self.config.about,
         }
 
-    def abstract(self) -> dict[str, Any]:
-        """`params` as shapes and types, from the configuration alone."""
-        return abstract_params(self.config)
-
 
 def abstract_params(config: PipelineConfig) -> dict[str, Any]:
     """Shapes and float32 types of a family's parameters; computes nothing."""
@@ -216,6 +212,11 @@ def _images(config: VQConfig, params: Any, tokens: jax.Array) -> jax.Array:
 
 @jax.jit(static_argnums=0)
 def _codes(config: VQConfig, params: Any, images: jax.Array) -> jax.Array:
-    x = images.astype(jnp.float32) / 127.5 - 1
-    codes: Any = VQ(config).apply(params, x, method="encode")
+    codes: Any = VQ(config).apply(params, from_uint8(images), method="encode")
     return codes
+
+
+@jax.jit(static_argnums=0)
+def _codebook(config: VQConfig, params: Any) -> jax.Array:
+    codebook: Any = VQ(config).apply(params, method="codes")
+    return codebook

@@ -302,7 +302,7 @@ def test_smoke_run_from_drawings_to_a_family(stages, tmp_path, monkeypatch):
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-2, atol=1e-3),
         family.params["decoders"]["32"],
-        train_ar.fold(train_ar.STAGES[32].model, small, codebook),
+        train_ar.fold(train_ar.STAGES["32"].model, small, codebook),
     )
     out = jaxspec.generate(family, "blue hat")
     assert out.images.shape == (1, 32, 32, 3)

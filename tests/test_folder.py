@@ -66,7 +66,7 @@ def test_loading_compiles_nothing(saved):
 
 def test_who_can_read_a_folder_can_read_all_of_it(saved):
     files = list(saved["safetensors"].iterdir())
-    assert len(files) == 3 and len({f.stat().st_mode for f in files}) == 1
+    assert len(files) == 6 and len({f.stat().st_mode for f in files}) == 1
 
 
 def test_a_family_kept_in_16_bits_draws(family, saved):
@@ -123,9 +123,10 @@ def config(change):
 
 def tensors(change):
     def damage(folder):
-        flat = load_file(folder / "model.safetensors")
+        path = folder / "decoders-16.safetensors"
+        flat = load_file(path)
         change(flat)
-        save_file(flat, folder / "model.safetensors")
+        save_file(flat, path)
 
     return damage
 
@@ -141,10 +142,10 @@ def truncate(name: str):
 HEAD = "decoders/16/params/head"
 DAMAGE = {
     "no config": (lambda f: (f / "config.json").unlink(), "holds no config.json"),
-    "no weights": (lambda f: (f / "model.safetensors").unlink(), "model.safetensors"),
+    "no weights": (lambda f: (f / "vq.safetensors").unlink(), "vq.safetensors"),
     "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json"),
     "half a config": (truncate("config.json"), "config.json cannot be read"),
-    "half the weights": (truncate("model.safetensors"), "model.safetensors cannot be"),
+    "half the weights": (truncate("text.safetensors"), "text.safetensors cannot be"),
     "half a tokenizer": (truncate("tokenizer.json"), "tokenizer.json cannot be read"),
     "a list": (lambda f: (f / "config.json").write_text("[]"), "config.json cannot be"),
     "unknown field": (

@@ -36,13 +36,14 @@ concept was seen in another style) were never trained on, by the tokenizer eithe
     python -m experiments.emoji.train --stage all
     python -m experiments.emoji.evaluate
 
-The first takes about two and a half hours on two CPU cores. What was tried, and what
+The first takes about two hours on two CPU cores. What was tried, and what
 limits the family: `docs/emoji.md`.
 
 ## Measurements
 
-By `python -m experiments.emoji.evaluate`; definitions in
-`experiments/emoji/metrics.py`, all numbers with intervals in `metrics.json`.
+By `{command}`;
+definitions in `experiments/emoji/metrics.py`, all numbers with intervals in
+`metrics.json`.
 Guidance {guidance} (chosen on val_concept), temperature {temperature}, top-k {top_k}.
 
 Round trips of the tokenizer on test_pair:
@@ -119,6 +120,7 @@ def write(pipeline: Pipeline, report: dict) -> str:
     config = pipeline.config
     seeds = len(report["pictures"]["train"]["seeds"])
     return CARD.format(
+        command=report["command"],
         codes=config.vq.codebook_size,
         factor=config.vq.factor,
         sizes=", ".join(map(str, config.sizes)),

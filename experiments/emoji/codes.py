@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from experiments.emoji.data import SIZES, STYLES, Drawings
-from jaxspec.models.vq import VQ, VQConfig
+from jaxspec.models.vq import VQ, VQConfig, from_uint8
 from jaxspec.text import PieceText
 
 SLOTS = 16
@@ -55,7 +55,7 @@ def encode(config: VQConfig, params, images: np.ndarray) -> np.ndarray:
 
     @jax.jit
     def run(params, x):
-        return model.apply(params, x.astype(np.float32) / 127.5 - 1, method="encode")
+        return model.apply(params, from_uint8(x), method="encode")
 
     count = 64
     rows = [np.asarray(run(params, x)) for x in _batches(images, count)]

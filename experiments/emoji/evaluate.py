@@ -18,7 +18,8 @@ import typer
 
 import jaxspec
 from experiments.emoji import card, data, metrics
-from experiments.emoji.train_ar import nats
+from experiments.emoji.codes import caption_pieces
+from experiments.emoji.train_ar import caption_kinds, nats
 from experiments.emoji.train_vq import psnr
 from jaxspec.figures import labelled_grid, save_png
 
@@ -96,13 +97,7 @@ def measure_vq(pipeline, drawings, ref) -> dict:
 
 def measure_nats(pipeline, drawings, count: int) -> dict:
     """Nats a token, by size, split, and kind of caption."""
-    text = pipeline.config.text
-    pieces = np.stack(
-        [
-            text.pieces(f"{s} {x}")
-            for s, x in zip(drawings.style, drawings.label, strict=True)
-        ]
-    )
+    pieces, _ = caption_pieces(pipeline.config.text, drawings)
     table = np.asarray(pipeline.params["text"]["table"])
     out = {}
     for size, config in pipeline.config.decoders:
@@ -111,28 +106,15 @@ def measure_nats(pipeline, drawings, count: int) -> dict:
         out[str(size)] = {}
         for split in ("train", "test_pair", "test_concept"):
             chosen = metrics.evaluation_set(drawings, split, count)
-            tokens = np.concatenate(
-                [
-                    pipeline.encode(x)
-                    for x in np.array_split(drawings.images[size][chosen], 10)
-                ]
-            ).reshape(len(chosen), -1)
-            own = pieces[chosen]
-            kinds = {
-                "true": own,
-                "shuffled": np.roll(own, len(own) // 2, axis=0),
-                "null": np.zeros_like(own),
-            }
+            parts = np.array_split(drawings.images[size][chosen], 10)
+            tokens = np.concatenate([pipeline.encode(x) for x in parts])
+            tokens = tokens.reshape(len(chosen), -1)
             out[str(size)][split] = {
-                kind: float(
-                    np.mean(
-                        [
-                            score(tokens[i : i + 1], table[p[i : i + 1]])
-                            for i in range(len(p))
-                        ]
-                    )
+                kind: np.mean(
+                    [float(score(t[None], table[p][None])[0]) for t, p in pairs]
                 )
-                for kind, p in kinds.items()
+                for kind, own in caption_kinds(pieces[chosen]).items()
+                for pairs in [list(zip(tokens, own, strict=True))]
             }
     return out
 
@@ -224,7 +206,8 @@ def main(
         contact_sheet(pipeline, sheet, guidance)
         return
     ref = metrics.reference(drawings, folder)
-    report: dict = {"command": "python -m experiments.emoji.evaluate"}
+    command = f"python -m experiments.emoji.evaluate --count {count} --seeds {seeds}"
+    report: dict = {"command": command}
 
     def add(name, values):
         report[name] = rounded(values)

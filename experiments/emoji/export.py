@@ -9,7 +9,6 @@ import numpy as np
 
 import jaxspec
 from experiments.emoji import train_ar
-from experiments.emoji.data import SIZES
 from jaxspec.models.vq import VQConfig
 from jaxspec.pipeline import Defaults, Pipeline, PipelineConfig
 from jaxspec.text import PieceText
@@ -31,17 +30,17 @@ def assemble(
     text: PieceText,
     table: np.ndarray,
 ) -> Pipeline:
-    """The pipeline of all sizes that have a checkpoint in `folder`."""
-    decoders, configs = {}, []
-    for size in SIZES:
-        if not (folder / str(size) / PARAMS).exists():
-            continue
-        settings = train_ar.STAGES[size]
-        params = load_params(folder / str(size))
-        decoders[str(size)] = train_ar.fold(settings.model, params, codebook)
-        configs.append((size, settings.model))
-    defaults = replace(DEFAULTS, size=configs[-1][0])
-    config = PipelineConfig("emoji", tuple(configs), vq, text, defaults, ABOUT)
+    """The pipeline of all trained sizes, each from its last stage in `folder`."""
+    decoders, configs = {}, {}
+    for stage, settings in train_ar.STAGES.items():
+        if (folder / stage / PARAMS).exists():
+            params = load_params(folder / stage)
+            size, model = settings.size, settings.model
+            decoders[str(size)] = train_ar.fold(model, params, codebook)
+            configs[size] = model
+    defaults = replace(DEFAULTS, size=max(configs))
+    sizes = tuple(sorted(configs.items()))
+    config = PipelineConfig("emoji", sizes, vq, text, defaults, ABOUT)
     params = {"decoders": decoders, "vq": vq_params, "text": {"table": table}}
     return Pipeline(params, config)
 

@@ -3,8 +3,8 @@
 python -m experiments.emoji.train --stage all
 
 Stages: prepare (render the drawings), text (tables of word pieces), vq, codes, 32, 64,
-128, export. Everything goes to `runs/emoji`; `export` writes the family's folder.
-`--smoke` is a run of a minute that shows that all of it works.
+128, 128-long, export. Everything goes to `runs/emoji`; `export` writes the family's
+folder. `--smoke` is a run of a minute that shows that all of it works.
 """
 
 import os
@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-STAGES = ("prepare", "text", "vq", "codes", "32", "64", "128", "export")
+STAGES = ("prepare", "text", "vq", "codes", "32", "64", "128", "128-long", "export")
 
 
 def use_every_core() -> None:
@@ -60,19 +60,18 @@ def run_stage(stage: str, folder: Path, smoke: bool, out: Path) -> None:
 
         export.export(folder, out, vq.model, vq_params, codebook, text, table)
         return
-    size = int(stage)
-    settings = train_ar.STAGES[size]
+    settings = train_ar.STAGES[stage]
     if smoke:
         settings = replace(settings, steps=12, batch=4)
     corpus = train_ar.Corpus.create(
-        size,
+        settings.size,
         drawings,
         codes.load(folder, vq.model, vq_params, drawings),
         text,
         table,
         codebook,
     )
-    smaller = None if size == 32 else load_params(folder / str(size // 2))
+    smaller = load_params(folder / settings.start) if settings.start else None
     train_ar.train(settings, corpus, drawings, codebook, folder / stage, smaller)
 
 

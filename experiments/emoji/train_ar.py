@@ -1,4 +1,4 @@
-"""Training the emoji transformers: 32 px, then 64 px from it, then 128 px from that.
+"""Training the emoji transformers: each size from the one below it.
 
 Tricks of training that fold into a plain AR-DTok on export (`fold`): the token
 embedding is a free table plus a linear map of the code vectors, the head likewise, and
@@ -50,6 +50,7 @@ class ARTraining:
       corruption: largest share of input tokens replaced by one of their 8 nearest
         codes; each drawing draws its own share below it.
       tags: share of captions followed by some of the drawing's tags.
+      start: stage whose weights this one starts from; None is from scratch.
     """
 
     size: int
@@ -65,6 +66,7 @@ class ARTraining:
     mirror: float = 0.5
     seed: int = 0
     text_width: int = 64
+    start: str | None = None
 
     @property
     def model(self) -> TransformerConfig:
@@ -72,9 +74,19 @@ class ARTraining:
 
 
 STAGES = {
-    32: ARTraining(size=32, depth=2, steps=1600, batch=32, rate=2e-3),
-    64: ARTraining(size=64, depth=4, steps=4800, batch=16, rate=1.5e-3),
-    128: ARTraining(size=128, depth=5, steps=6600, batch=12, rate=1.2e-3),
+    "32": ARTraining(size=32, depth=2, steps=1600, batch=32, rate=2e-3),
+    "64": ARTraining(size=64, depth=4, steps=4800, batch=16, rate=1.5e-3, start="32"),
+    "128": ARTraining(size=128, depth=5, steps=6600, batch=12, rate=1.2e-3, start="64"),
+    "128-long": ARTraining(
+        size=128,
+        depth=5,
+        steps=16000,
+        batch=12,
+        rate=9e-4,
+        tags=0.2,
+        mirror=0.0,
+        start="128",
+    ),
 }
 
 
@@ -288,13 +300,12 @@ def make_optimizer(settings: ARTraining) -> optax.GradientTransformation:
     )
 
 
-def caption_kinds(corpus: Corpus, chosen: np.ndarray) -> dict[str, np.ndarray]:
-    """Conditions [n, slots, width] of drawings: their own, another's, and none."""
-    pieces = corpus.pieces[chosen]
+def caption_kinds(pieces: np.ndarray) -> dict[str, np.ndarray]:
+    """Pieces [n, slots] of drawings' captions: their own, another's, and none."""
     return {
-        "true": corpus.condition(pieces),
-        "shuffled": corpus.condition(np.roll(pieces, len(pieces) // 2, axis=0)),
-        "null": corpus.condition(np.zeros_like(pieces)),
+        "true": pieces,
+        "shuffled": np.roll(pieces, len(pieces) // 2, axis=0),
+        "null": np.zeros_like(pieces),
     }
 
 
@@ -309,8 +320,8 @@ def make_evaluate(settings: ARTraining, corpus: Corpus, drawings, codebook, coun
             index = drawings.index(split)
             chosen = np.random.default_rng(0).permutation(index)[:count]
             tokens = corpus.tokens[0, chosen].astype(np.int32)
-            for kind, condition in caption_kinds(corpus, chosen).items():
-                value = score(state.ema, tokens, condition).mean()
+            for kind, pieces in caption_kinds(corpus.pieces[chosen]).items():
+                value = score(state.ema, tokens, corpus.condition(pieces)).mean()
                 out[f"{split}_{kind}"] = round(float(value), 4)
         return out
 

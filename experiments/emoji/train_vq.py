@@ -15,7 +15,7 @@ import optax
 
 from experiments.emoji import efficientnet
 from experiments.emoji.data import Drawings
-from jaxspec.models.vq import VQ, VQConfig, unit
+from jaxspec.models.vq import VQ, VQConfig, from_uint8, unit
 from jaxspec.training import TrainState, fit
 
 CONFIG = VQConfig(
@@ -125,7 +125,7 @@ def loss_fn(params, images, settings: VQTraining):
 
 def make_step(settings: VQTraining, optimizer: optax.GradientTransformation):
     def step(state: TrainState, images: jax.Array):
-        images = images.astype(jnp.float32) / 127.5 - 1
+        images = from_uint8(images)
         grad = jax.value_and_grad(loss_fn, has_aux=True)
         (loss, (metrics, usage, latents)), grads = grad(state.params, images, settings)
         usage = 0.98 * state.extra + 0.02 * usage

@@ -1,7 +1,8 @@
 """Our own format: a folder with `config.json`, `tokenizer.json` and the weights.
 
-Weights are one safetensors file, or an orbax checkpoint (`format="orbax"`) for
-sharded saves. They are loaded as float32 unless asked otherwise.
+Weights are a safetensors file for each part, such as `vq.safetensors` and
+`decoders-128.safetensors`, or an orbax checkpoint (`format="orbax"`) for sharded saves.
+They are loaded as float32 unless asked otherwise.
 """
 
 import dataclasses
@@ -30,7 +31,7 @@ from jaxspec.text import PieceText
 
 FAMILIES = Path(__file__).parent.parent / "families"
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
-WEIGHTS, ORBAX = "model.safetensors", "orbax"
+ORBAX = "orbax"
 
 
 def families() -> list[str]:
@@ -95,7 +96,7 @@ def save(
       params: the pipeline.
       folder: must not exist or be empty.
       dtype: cast the weights, such as `jnp.float16`; None keeps them.
-      format: "safetensors" (one file), or "orbax" (written shard by shard).
+      format: "safetensors" (a file for each part), or "orbax" (written shard by shard).
 
     Raises:
       ValueError: the folder is not empty, the format is not known, or a weight is not
@@ -140,15 +141,25 @@ def _write(config: PipelineConfig, weights: Any, folder: Path, format: str) -> N
     (folder / CONFIG).write_text(text + "\n", encoding="utf8")
     (folder / TOKENIZER).write_text(config.text.spec, encoding="utf8")
     if format == "safetensors":
-        flat = {k: np.asarray(x) for k, x in flatten(weights).items()}
-        save_file(flat, folder / WEIGHTS)
-        # The library makes files that only their owner can read.
-        shutil.copymode(folder / CONFIG, folder / WEIGHTS)
+        for name, part in _parts(flatten(weights)).items():
+            save_file({k: np.asarray(x) for k, x in part.items()}, folder / name)
+            # The library makes files that only their owner can read.
+            shutil.copymode(folder / CONFIG, folder / name)
     else:
         import orbax.checkpoint as ocp  # slow to import
 
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save(folder.absolute() / ORBAX, weights)
+
+
+def _parts(flat: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Weights by the file that holds them: each model of a family has its own."""
+    parts: dict[str, dict[str, Any]] = {}
+    for key, x in flat.items():
+        first, second, *_ = key.split("/")
+        name = f"{first}-{second}" if first == "decoders" else first
+        parts.setdefault(f"{name}.safetensors", {})[key] = x
+    return parts
 
 
 def _find(name_or_folder: str | os.PathLike) -> Path:
@@ -194,20 +205,24 @@ def _check_fit(found: dict[str, Any], want: dict[str, Any]) -> None:
         )
 
 
-def _read_safetensors(path: Path, want: dict[str, Any], dtype) -> dict[str, Any]:
-    with safe_open(path, framework="numpy") as f:
-        _check_fit({k: f.get_slice(k).get_shape() for k in f.keys()}, want)
-        tensors = {k: f.get_tensor(k) for k in want}
+def _read_safetensors(folder: Path, want: dict[str, Any], dtype) -> dict[str, Any]:
+    tensors = {}
+    for name, part in _parts(want).items():
+        path = folder / name
+        with _one_line(path), safe_open(path, framework="numpy") as f:
+            _check_fit({k: f.get_slice(k).get_shape() for k in f.keys()}, part)
+            tensors |= {k: f.get_tensor(k) for k in part}
     # Cast by numpy and put, not `asarray`: JAX would compile both for each shape.
     if dtype is not None:
         tensors = {k: x.astype(jnp.dtype(dtype)) for k, x in tensors.items()}
     return jax.device_put(tensors)
 
 
-def _read_orbax(path: Path, want: dict[str, Any], dtype) -> dict[str, Any]:
+def _read_orbax(folder: Path, want: dict[str, Any], dtype) -> dict[str, Any]:
     import orbax.checkpoint as ocp  # slow to import
 
-    with ocp.StandardCheckpointer() as checkpointer:
+    path = folder / ORBAX
+    with _one_line(path), ocp.StandardCheckpointer() as checkpointer:
         metadata = checkpointer.metadata(path.absolute()).item_metadata
         if metadata is None:
             raise ValueError("it is not a whole orbax checkpoint")
@@ -238,9 +253,7 @@ def load(name_or_folder: str | os.PathLike = "emoji", *, dtype=jnp.float32) -> P
         values = json.loads((folder / CONFIG).read_text(encoding="utf8"))
         config = _config_from_json(values, tokenizer)
         abstract = abstract_params(config)
-    sharded = (folder / ORBAX).is_dir()
-    path, read = (ORBAX, _read_orbax) if sharded else (WEIGHTS, _read_safetensors)
-    with _one_line(folder / path):
-        flat = read(folder / path, flatten(abstract), dtype)
+    read = _read_orbax if (folder / ORBAX).is_dir() else _read_safetensors
+    flat = read(folder, flatten(abstract), dtype)
     leaves = [flat[k] for k in flatten(abstract)]
     return Pipeline(jax.tree.unflatten(jax.tree.structure(abstract), leaves), config)

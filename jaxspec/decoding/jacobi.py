@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.acceptance import Rule, residual
-from jaxspec.decoding.decoded import ACCEPTED, BONUS, DRAWN, RESAMPLED, Decoded
+from jaxspec.decoding.decoded import ACCEPTED, BONUS, RESAMPLED, Decoded
+from jaxspec.decoding.first import draw_first
 from jaxspec.decoding.target import Target
 from jaxspec.models.transformer import Cache
 from jaxspec.sampling import DRAW, cell_keys, draw
@@ -69,12 +70,8 @@ def start(
       window: inputs of a pass: the newest final token and `window - 1` drafts.
       initial: how a cell that enters the window gets its draft.
     """
-    log_p, cache = target.prefill()
+    token, log_p, cache, decoded = draw_first(target, keys)
     b, (_, w) = target.batch, target.grid
-    log_p = log_p[:, None]
-    first, valid = jnp.zeros((b, 1), jnp.int32), jnp.ones((b, 1), bool)
-    decoded = Decoded.empty(b, target.grid).check(log_p, valid)
-    token = draw(cell_keys(keys, first), log_p)
     state = JacobiState(
         cache=cache,
         keys=keys,
@@ -82,7 +79,7 @@ def start(
         drafts=token[:, :0],
         log_q=log_p[:, :0],
         above=jnp.repeat(log_p, w if initial == "sample-above" else 0, axis=1),
-        decoded=decoded.settle(first, valid, token, DRAWN),
+        decoded=decoded,
     )
     return _advance(state, jnp.ones(b, jnp.int32), token, log_p, window - 1, initial)
 
@@ -127,17 +124,14 @@ def step(
     rest = residual(log_p[:, :d], state.log_q)
     rest = jnp.concatenate([rest, log_p[:, d:]], axis=1)
     order = jnp.arange(d + 1)[None] - accepted[:, None]  # 0 is the first reject
-    fresh = draw(key(DRAW), jnp.where((order == 0)[..., None], rest, log_p))
-    if refresh == "maximal":
-        anew = draw(key(DRAW), rest)
-        held = jnp.concatenate([kept, jnp.zeros_like(kept[:, :1])], axis=1)
-        renewed = jnp.where(held, _padded(state.drafts), anew)
-    elif refresh == "gumbel":
-        renewed = draw(cell_keys(state.keys, cells, GUMBEL), log_p)
-    else:
-        renewed = fresh
-    tokens = jnp.where(order == 0, fresh, renewed)
-    tokens = jnp.where(order < 0, _padded(state.drafts), tokens)
+    held, source = order < 0, jnp.where((order == 0)[..., None], rest, log_p)
+    if refresh == "maximal":  # the same test and residual behind the reject as at it
+        held, source = _padded(kept), rest
+    tokens = draw(key(DRAW), source)
+    if refresh == "gumbel":
+        noisy = draw(cell_keys(state.keys, cells, GUMBEL), log_p)
+        tokens = jnp.where(order == 0, tokens, noisy)
+    tokens = jnp.where(held, _padded(state.drafts), tokens)
 
     origin = jnp.where(accepted[:, None] < d, RESAMPLED, BONUS)
     origin = jnp.where(order < 0, ACCEPTED, origin)
@@ -151,9 +145,9 @@ def step(
     return _advance(state, accepted + active, tokens, log_p, d, initial)
 
 
-def _padded(drafts: jax.Array) -> jax.Array:
-    """Drafts [B, D] over the whole window [B, D + 1]."""
-    return jnp.pad(drafts, ((0, 0), (0, 1)))
+def _padded(x: jax.Array) -> jax.Array:
+    """Values of the drafts [B, D] over the whole window [B, D + 1]."""
+    return jnp.pad(x, ((0, 0), (0, 1)))
 
 
 def _advance(

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.decoding.decoded import DRAWN, Decoded
+from jaxspec.decoding.first import draw_first
 from jaxspec.decoding.target import Target
 from jaxspec.models.transformer import Cache
 from jaxspec.sampling import cell_keys, draw
@@ -43,19 +44,15 @@ class WavefrontState:
 
 
 def start(target: Target, keys: jax.Array) -> WavefrontState:
-    """Prefills the target and draws cell 0, which needs no further pass."""
-    log_p, cache = target.prefill()
+    """Prefills the target and draws cell 0; all others are pending."""
+    _, _, cache, decoded = draw_first(target, keys)
     b, (h, w) = target.batch, target.grid
-    first = jnp.zeros((b, 1), jnp.int32)
-    valid = jnp.ones((b, 1), bool)
-    decoded = Decoded.empty(b, target.grid).check(log_p[:, None], valid)
-    token = draw(cell_keys(keys, first), log_p[:, None])
     return WavefrontState(
         cache=cache,
         keys=keys,
         pending=jnp.ones((b, h, w), bool).at[:, 0, 0].set(False),
         fresh=jnp.zeros((b, h * w), bool),
-        decoded=decoded.settle(first, valid, token, DRAWN),
+        decoded=decoded,
     )
 
 

@@ -263,6 +263,11 @@ class VQ(nn.Module):
         return self.decoder(latents)
 
 
+def from_uint8(images: jax.Array) -> jax.Array:
+    """Maps 0..255 to float32 in [-1, 1], what the encoder takes."""
+    return jnp.asarray(images).astype(jnp.float32) / 127.5 - 1
+
+
 def to_uint8(images: jax.Array) -> jax.Array:
     """Maps [-1, 1] to 0..255 as LlamaGen's evaluation does: 127.5 x + 128, clamped.
 
