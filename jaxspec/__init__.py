@@ -34,6 +34,7 @@ _HOME = {
     "generate": "generation",
     "image_keys": "generation",
     "load": "checkpoints.folder",
+    "method_class": "decoding",
     "save": "checkpoints.folder",
     "use_compile_cache": "compile_cache",
 }
@@ -57,6 +58,7 @@ __all__ = [
     "generate",
     "image_keys",
     "load",
+    "method_class",
     "save",
     "use_compile_cache",
 ]

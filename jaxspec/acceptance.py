@@ -1,7 +1,7 @@
 """Acceptance rules: how likely a draft is kept, given where it came from.
 
-A rule is a frozen dataclass (static, hashable) with one pure function,
-`accept(log_p, log_q, drafts, codes)`: the probability [B, T] of keeping each draft.
+A rule is a pure function `rule(log_p, log_q, drafts, codes)`: the probability [B, T] of
+keeping each draft. Those here are frozen dataclasses that are called.
 
     log_p   [B, T, V]  log-probabilities of the target at the draft's cell, as sampled
                        from (after guidance, temperature, top-k, top-p)
@@ -10,27 +10,43 @@ A rule is a frozen dataclass (static, hashable) with one pure function,
     drafts  [B, T]     int32
     codes   [V, d]     the codes' vectors, for rules that ask what looks alike, or None
 
-A rejected draft is replaced from `residual(log_p, log_q)`. With `Ratio` the result is
-distributed as the target (Leviathan et al. 2023, theorem 1); other rules are biased.
+A rejected draft is replaced from `residual(log_p, log_q)`, or from the rule's own
+`residual` where it has one. With `Ratio` the result is distributed as the target
+(Leviathan et al. 2023, theorem 1); other rules are biased.
+
+A rule is compiled in: another one is another program. Rules that are equal share it, so
+one is defined once, with `def` or as a frozen dataclass, outside of loops.
 """
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
+# (log_p, log_q, drafts, codes) -> chance, as above; hashable.
+Rule = Callable[[jax.Array, jax.Array, jax.Array, jax.Array | None], jax.Array]
 
-class Rule(Protocol):
-    """Anything with this function; hashable, since it is compiled in."""
 
-    def accept(
-        self,
-        log_p: jax.Array,
-        log_q: jax.Array,
-        drafts: jax.Array,
-        codes: jax.Array | None = None,
-    ) -> jax.Array: ...
+def check_rule(rule: Rule) -> None:
+    """Refuses what is no rule, or one that would be compiled again and again.
+
+    Raises:
+      ValueError: it is no function, or a lambda, or it cannot be hashed.
+    """
+    if isinstance(rule, type) or not callable(rule):
+        raise ValueError(f"rule must be a function or a rule such as Ratio(): {rule!r}")
+    if getattr(rule, "__name__", "") == "<lambda>":
+        raise ValueError(
+            "rule must have a name: a lambda is a new rule each time that Python reads "
+            "it, and is compiled each time; define it once with def, outside of loops"
+        )
+    if not isinstance(rule, Hashable):
+        raise ValueError(
+            f"rule must be hashable, since it is compiled in: make {type(rule)} a "
+            "frozen dataclass"
+        )
 
 
 def at(log_p: jax.Array, tokens: jax.Array) -> jax.Array:
@@ -57,7 +73,7 @@ def _ratio(log_p: jax.Array, log_q: jax.Array) -> jax.Array:
 class Ratio:
     """Keep with min(1, p/q): exact."""
 
-    def accept(self, log_p, log_q, drafts, codes=None):
+    def __call__(self, log_p, log_q, drafts, codes=None):
         return jnp.minimum(1.0, _ratio(at(log_p, drafts), at(log_q, drafts)))
 
 
@@ -70,7 +86,7 @@ class Amplified:
 
     factor: float
 
-    def accept(self, log_p, log_q, drafts, codes=None):
+    def __call__(self, log_p, log_q, drafts, codes=None):
         ratio = _ratio(at(log_p, drafts), at(log_q, drafts))
         return jnp.minimum(1.0, self.factor * ratio)
 
@@ -81,9 +97,37 @@ class Added:
 
     amount: float
 
-    def accept(self, log_p, log_q, drafts, codes=None):
+    def __call__(self, log_p, log_q, drafts, codes=None):
         ratio = _ratio(at(log_p, drafts), at(log_q, drafts))
         return jnp.minimum(1.0, ratio + self.amount)
+
+
+@dataclass(frozen=True)
+class Cooled:
+    """Keep with min(1, w p/q), w falling along the window (Cool-SD, 2601.09212).
+
+    w of the i-th draft is `delta exp(-nu i - mu)`. A reject is replaced from the
+    residual that keeps the error least: the positive part of p - min(q, w p).
+    """
+
+    delta: float = 1.1
+    nu: float = 0.7
+    mu: float = 0.0
+
+    def weight(self, place):
+        return self.delta * jnp.exp(-self.nu * place - self.mu)
+
+    def __call__(self, log_p, log_q, drafts, codes=None):
+        weight = self.weight(jnp.arange(drafts.shape[1]))[None]
+        ratio = _ratio(at(log_p, drafts), at(log_q, drafts))
+        return jnp.minimum(1.0, weight * ratio)
+
+    def residual(self, log_p, log_q, place):
+        weighted = log_p + jnp.log(self.weight(place))[..., None]
+        return residual(log_p, jnp.minimum(log_q, weighted))
+
+
+Ranking = Literal["target", "draft", "distance"]
 
 
 @dataclass(frozen=True)
@@ -93,52 +137,54 @@ class Grouped:
     C holds the draft, and the codes at the `below` next lower and `above` next higher
     ranks of p, if their probability differs by less than `max_difference` and their
     vector by less than `max_distance` (squared L2). Ranks are clipped at the ends.
+    `ranking` makes them ranks of q instead, or takes the `below + above` nearest codes.
     """
 
     below: int
     above: int
     max_difference: float
     max_distance: float
+    ranking: Ranking = "target"
 
-    def accept(self, log_p, log_q, drafts, codes=None):
-        group = jnp.concatenate(
-            [self._ranked(log_p, drafts), drafts[..., None]], axis=-1
-        )
+    def __call__(self, log_p, log_q, drafts, codes=None):
+        others = self._others(log_p, log_q, drafts, codes)
+        group = jnp.concatenate([others, drafts[..., None]], axis=-1)
         p = jnp.exp(at(log_p, group))
-        own = p[..., -1:]
-        kept = jnp.abs(p - own) < self.max_difference
+        kept = jnp.abs(p - p[..., -1:]) < self.max_difference
         if codes is not None:
             gap = codes[group] - codes[drafts][..., None, :]
             kept &= jnp.sum(gap * gap, axis=-1) < self.max_distance
         # Fewer codes than ranks: the same one is not counted twice.
-        kept &= jnp.concatenate(
-            [group[..., :-1] != drafts[..., None], jnp.ones_like(kept[..., -1:])], -1
-        )
+        own = jnp.ones_like(kept[..., -1:])
+        kept &= jnp.concatenate([others != drafts[..., None], own], axis=-1)
         q = jnp.exp(at(log_q, group))
         mass_p = jnp.sum(jnp.where(kept, p, 0), axis=-1)
         mass_q = jnp.sum(jnp.where(kept, q, 0), axis=-1)
         return jnp.where(mass_p > 0, jnp.minimum(1.0, mass_p / mass_q), 0.0)
 
-    def _ranked(self, log_p, drafts):
+    def _others(self, log_p, log_q, drafts, codes):
         """The codes [B, T, below + above] ranked next to the drafts."""
-        ids = jnp.arange(log_p.shape[-1])[None, None]
-        own = at(log_p, drafts)[..., None]
+        ids, draft = jnp.arange(log_p.shape[-1])[None, None], drafts[..., None]
+        if self.ranking == "distance":
+            square = jnp.sum(codes * codes, axis=-1)
+            near = 2 * codes[drafts] @ codes.T - square[None, None]
+            return _highest(ids != draft, near, self.below + self.above, draft)
+        log = log_p if self.ranking == "target" else log_q
+        own = at(log, draft)
         # Ties rank by code: a total order, so that no code is on both sides.
-        higher = (log_p > own) | ((log_p == own) & (ids > drafts[..., None]))
-        lower = ~higher & (ids != drafts[..., None])
-        draft = drafts[..., None]
+        higher = (log > own) | ((log == own) & (ids > draft))
+        below = _highest(~higher & (ids != draft), log, self.below, draft)
+        above = _highest(higher, -log, self.above, draft)
+        return jnp.concatenate([below, above], axis=-1)
 
-        def nearest(side, score, count):
-            if count == 0:
-                return jnp.zeros((*drafts.shape, 0), jnp.int32)
-            score = jnp.where(side, score, -jnp.inf)
-            value, index = jax.lax.top_k(score, min(count, log_p.shape[-1]))
-            return jnp.where(jnp.isneginf(value), draft, index)
 
-        return jnp.concatenate(
-            [
-                nearest(lower, log_p, self.below),
-                nearest(higher, -log_p, self.above),
-            ],
-            axis=-1,
-        )
+def _highest(allowed, score, count, otherwise):
+    """The `count` allowed codes of highest score, `otherwise` where there are too few.
+
+    Takes [B, T, V] and returns [B, T, count].
+    """
+    if count == 0:
+        return otherwise[..., :0]
+    score = jnp.where(allowed, score, -jnp.inf)
+    value, index = jax.lax.top_k(score, min(count, score.shape[-1]))
+    return jnp.where(jnp.isneginf(value), otherwise, index)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxspec.decoding import Decoded, Method, Target, advance, begin
+from jaxspec.decoding import Decoded, Method, Target, advance, begin, describe
 from jaxspec.figures import labelled_grid, save_png
 from jaxspec.methods import AR
 from jaxspec.pipeline import Pipeline
@@ -220,7 +220,7 @@ def generate(
         settings={
             "family": config.name,
             "size": size,
-            "method": {"name": type(method).__name__, **vars(method)},
+            "method": describe(method),
             **chosen,
         },
         seconds={
@@ -251,6 +251,11 @@ def _check(prompts: list[str], method: Method) -> None:
             raise ValueError(f"a prompt must be text, not {prompt!r}")
     if isinstance(method, type) or not is_dataclass(method):
         raise ValueError(f"method must be one such as AR(), not {method!r}")
+    if any(leaf is method for leaf in jax.tree.leaves(method)):
+        raise ValueError(
+            f"JAX does not know {type(method).__name__}: put @jaxspec.method_class "
+            "above its class, in place of @dataclass"
+        )
 
 
 def _whole(name: str, value: int, least: int, most: int | None = None) -> int:

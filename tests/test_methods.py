@@ -92,7 +92,11 @@ def test_no_image_depends_on_its_neighbours(method):
     together = toy.decode_jitted(method, target, keys)
     for i in (0, 3):
         one = Target.create(
-            target.model, target.params, target.condition[i : i + 1], target.sampling
+            target.model,
+            target.params,
+            target.condition[i : i + 1],
+            target.sampling,
+            codes=target.codes,
         )
         alone = toy.decode_jitted(method, one, keys[i : i + 1])
         np.testing.assert_array_equal(alone.tokens[0], together.tokens[i])
@@ -160,7 +164,7 @@ Q = jnp.log(jnp.array([[[0.1, 0.4, 0.25, 0.25]]]))
 
 
 def chance(rule, draft, codes=None):
-    return float(rule.accept(P, Q, jnp.array([[draft]]), codes)[0, 0])
+    return float(rule(P, Q, jnp.array([[draft]]), codes)[0, 0])
 
 
 def test_ratio_and_residual_by_hand():

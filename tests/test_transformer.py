@@ -135,7 +135,7 @@ def greedy(name: str, settings: dict) -> np.ndarray:
         prefix_visible(name),
     )
     keys = jnp.stack([image_key(0, 0, i) for i in range(target.batch)])
-    decoded = jax.jit(decode, static_argnums=0)(AR(), target, keys)
+    decoded = jax.jit(decode)(AR(), target, keys)
     return np.asarray(decoded.tokens).reshape(target.batch, -1)
 
 

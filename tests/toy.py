@@ -16,7 +16,7 @@ from jaxspec.pipeline import Defaults, Pipeline, PipelineConfig, abstract_params
 from jaxspec.sampling import Sampling
 from jaxspec.text import PieceText
 
-decode_jitted = jax.jit(decode, static_argnums=0)
+decode_jitted = jax.jit(decode)
 
 
 def transformer(grid: tuple[int, int], codes: int) -> TransformerConfig:
@@ -67,7 +67,9 @@ def target(config: TransformerConfig, batch: int, **settings) -> Target:
     """A conditioned toy; the conditions of its images differ."""
     sampling = Sampling.create(config.vocab_size, **settings)
     condition = conditions(config, batch)
-    return Target.create(Transformer(config), params(config), condition, sampling)
+    codes = conditions(config, config.vocab_size)[:, 0, :2]
+    model = Transformer(config)
+    return Target.create(model, params(config), condition, sampling, codes=codes)
 
 
 # A family.

@@ -7,7 +7,15 @@ from jaxspec.decoding.decoded import (
     RESAMPLED,
     Decoded,
 )
-from jaxspec.decoding.run import Method, advance, begin, decode, decode_eagerly
+from jaxspec.decoding.run import (
+    Method,
+    advance,
+    begin,
+    decode,
+    decode_eagerly,
+    describe,
+    method_class,
+)
 from jaxspec.decoding.target import Target
 
 __all__ = [
@@ -22,4 +30,6 @@ __all__ = [
     "begin",
     "decode",
     "decode_eagerly",
+    "describe",
+    "method_class",
 ]

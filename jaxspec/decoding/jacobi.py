@@ -54,6 +54,24 @@ class JacobiState:
     decoded: Decoded
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Verdict:
+    """What a pass found out about a window.
+
+    Attributes:
+      log_p: float32 [B, D + 1, V], the target's distribution of each of its cells.
+      kept: bool [B, D], which drafts passed their test, earlier ones or not.
+      accepted: int32 [B], drafts before the first that did not.
+      token: int32 [B, 1], what was drawn for the cell behind those.
+    """
+
+    log_p: jax.Array
+    kept: jax.Array
+    accepted: jax.Array
+    token: jax.Array
+
+
 def one_hot(tokens: jax.Array, size: int) -> jax.Array:
     """The log-distribution of a token that was chosen."""
     return jnp.where(jax.nn.one_hot(tokens, size, dtype=bool), 0.0, -jnp.inf)
@@ -72,36 +90,42 @@ def start(
     """
     token, log_p, cache, decoded = draw_first(target, keys)
     b, (_, w) = target.batch, target.grid
+    none = jnp.zeros((b, window - 1), jnp.int32)
     state = JacobiState(
         cache=cache,
         keys=keys,
-        done=jnp.zeros(b, jnp.int32),
-        drafts=token[:, :0],
-        log_q=log_p[:, :0],
+        done=jnp.ones(b, jnp.int32),
+        drafts=none,
+        log_q=jnp.zeros((*none.shape, log_p.shape[-1]), log_p.dtype),
         above=jnp.repeat(log_p, w if initial == "sample-above" else 0, axis=1),
         decoded=decoded,
     )
-    return _advance(state, jnp.ones(b, jnp.int32), token, log_p, window - 1, initial)
+    if not none.size:
+        return state
+    entering = none == 0
+    log_q = _source(state, state.log_q, entering, log_p, initial)
+    drawn = draw(cell_keys(keys, _cells(state), INITIAL), log_q)
+    drafts, log_q = _enter(state, drawn, log_q, entering, token, initial)
+    return replace(state, drafts=drafts, log_q=log_q)
 
 
-def step(
+def judge(
     target: Target,
     state: JacobiState,
     *,
     rule: Rule,
-    refresh: Refresh,
-    initial: Initial,
-) -> JacobiState:
-    """One pass of the target: at least one more cell of every unfinished image.
+    codes: jax.Array | None = None,
+) -> tuple[JacobiState, Verdict]:
+    """One pass of the target over the window: settles cells up to the first reject.
+
+    One cell is drawn behind the accepted drafts, in place of the reject or for free.
+    The window then begins behind it; the drafts in the state are still the old ones.
 
     Args:
       target: the model.
-      state: from `start` or the step before.
+      state: with drafts for the cells from `done` on.
       rule: judges drafts (see `jaxspec.acceptance`).
-      refresh: what becomes of drafts behind the first reject: drawn anew from the new
-        distribution p ("independent"), kept with min(1, p/q) and else drawn from the
-        residual ("maximal"), or drawn with noise that belongs to the cell ("gumbel").
-      initial: as for `start`.
+      codes: the codes' vectors, for the rule.
     """
     (b, d), n = state.drafts.shape, state.decoded.tokens[0].size
     rows, raster = jnp.arange(b)[:, None], jnp.arange(n)[None]
@@ -115,25 +139,24 @@ def step(
 
     active = inside[:, 0]
     passes = state.decoded.target_passes + active
-    key = lambda purpose: cell_keys(state.keys, cells, purpose, passes[:, None])
-    chance = rule.accept(log_p[:, :d], state.log_q, state.drafts, target.codes)
-    uniform = jax.vmap(jax.vmap(jax.random.uniform))(key(ACCEPT)[:, :d])
-    kept = (uniform < chance) & inside[:, :d]
+    chance = rule(log_p[:, :d], state.log_q, state.drafts, codes)
+    keys = cell_keys(state.keys, cells[:, :d], ACCEPT, passes[:, None])
+    kept = (jax.vmap(jax.vmap(jax.random.uniform))(keys) < chance) & inside[:, :d]
     accepted = jnp.sum(jnp.cumprod(kept, axis=1), axis=1)
 
-    rest = residual(log_p[:, :d], state.log_q)
-    rest = jnp.concatenate([rest, log_p[:, d:]], axis=1)
-    order = jnp.arange(d + 1)[None] - accepted[:, None]  # 0 is the first reject
-    held, source = order < 0, jnp.where((order == 0)[..., None], rest, log_p)
-    if refresh == "maximal":  # the same test and residual behind the reject as at it
-        held, source = _padded(kept), rest
-    tokens = draw(key(DRAW), source)
-    if refresh == "gumbel":
-        noisy = draw(cell_keys(state.keys, cells, GUMBEL), log_p)
-        tokens = jnp.where(order == 0, tokens, noisy)
-    tokens = jnp.where(held, _padded(state.drafts), tokens)
+    behind = accepted[:, None]
+    source = _pick(log_p, behind)
+    if d:
+        log_q = _pick(state.log_q, jnp.minimum(behind, d - 1))
+        own = getattr(rule, "residual", None)
+        rest = own(source, log_q, behind) if own else residual(source, log_q)
+        source = jnp.where((behind < d)[..., None], rest, source)
+    cell = state.done[:, None] + behind
+    token = draw(cell_keys(state.keys, cell, DRAW, passes[:, None]), source)
 
-    origin = jnp.where(accepted[:, None] < d, RESAMPLED, BONUS)
+    order = jnp.arange(d + 1)[None] - behind  # 0 is the first reject
+    tokens = jnp.where(order < 0, jnp.pad(state.drafts, ((0, 0), (0, 1))), token)
+    origin = jnp.where(behind < d, RESAMPLED, BONUS)
     origin = jnp.where(order < 0, ACCEPTED, origin)
     decoded = replace(
         state.decoded,
@@ -141,78 +164,128 @@ def step(
         drafted=state.decoded.drafted + jnp.sum(inside[:, :d], axis=1),
     ).check(log_p, inside)
     decoded = decoded.settle(cells, inside & (order <= 0), tokens, origin)
-    state = replace(state, cache=cache, decoded=decoded)
-    return _advance(state, accepted + active, tokens, log_p, d, initial)
+    done = state.done + accepted + active
+    state = replace(state, cache=cache, done=done, decoded=decoded)
+    return state, Verdict(log_p, kept, accepted, token)
 
 
-def _padded(x: jax.Array) -> jax.Array:
-    """Values of the drafts [B, D] over the whole window [B, D + 1]."""
-    return jnp.pad(x, ((0, 0), (0, 1)))
-
-
-def _advance(
+def step(
+    target: Target,
     state: JacobiState,
-    count: jax.Array,
-    tokens: jax.Array,
-    log_p: jax.Array,
-    drafts: int,
+    *,
+    rule: Rule,
+    refresh: Refresh,
     initial: Initial,
+    codes: jax.Array | None = None,
 ) -> JacobiState:
-    """Moves the window on by `count` [B] cells, and fills its end with new drafts.
+    """One pass of the target: at least one more cell of every unfinished image.
 
-    `tokens` [B, T] and `log_p` [B, T, V] are of the cells from `done` on; those behind
-    the first `count` become drafts, drawn from `log_p`.
+    Args:
+      target: the model.
+      state: from `start` or the step before.
+      rule: judges drafts.
+      refresh: what becomes of drafts behind the first reject: drawn anew from the new
+        distribution p ("independent"), kept with min(1, p/q) and else drawn from the
+        residual ("maximal"), or drawn with noise that belongs to the cell ("gumbel").
+      initial: as for `start`.
+      codes: as for `judge`.
     """
-    last = tokens.shape[1] - 1
-    place = count[:, None] + jnp.arange(drafts)[None]  # in the window as it was
-    carried = place <= last
-    at = jnp.minimum(place, last)
-    done = state.done + count
-    above = state.above
+    old = state
+    state, verdict = judge(target, state, rule=rule, codes=codes)
+    d = state.drafts.shape[1]
+    if not d:
+        return state
     if initial == "sample-above":
-        b, w, _ = above.shape
-        column = (state.done[:, None] + jnp.arange(last + 1)[None]) % w
-        column = jnp.where(jnp.arange(last + 1)[None] < count[:, None], column, w)
-        above = above.at[jnp.arange(b)[:, None], column].set(log_p, mode="drop")
-    state = replace(state, done=done, above=above)
-    cells = done[:, None] + jnp.arange(drafts)[None]
-    new, new_q = _initial(state, cells, tokens[:, -1:], log_p[:, -1:], initial)
-    old = jnp.take_along_axis(tokens, at, axis=1)
-    old_q = jnp.take_along_axis(log_p, at[..., None], axis=1)
-    return replace(
-        state,
-        drafts=jnp.where(carried, old, new),
-        log_q=jnp.where(carried[..., None], old_q, new_q),
-    )
+        state = replace(state, above=_seen(old, verdict))
+    place = (state.done - old.done)[:, None] + jnp.arange(d)[None]  # in the old window
+    entering, before = place > d, jnp.minimum(place, d - 1)
+    log_p = _pick(verdict.log_p, jnp.minimum(place, d))
+    log_q = _source(state, log_p, entering, verdict.log_p[:, -1:], initial)
+    passes = state.decoded.target_passes[:, None]
+    if refresh == "gumbel":
+        drawn = draw(cell_keys(state.keys, _cells(state), GUMBEL), log_q)
+    elif refresh == "independent":
+        drawn = draw(cell_keys(state.keys, _cells(state), DRAW, passes), log_q)
+    else:  # the same test and residual behind the first reject as at it
+        drafted = place < d
+        kept = drafted & jnp.take_along_axis(verdict.kept, before, axis=1)
+        rest = residual(log_p, _pick(old.log_q, before))
+        rest = jnp.where(drafted[..., None], rest, log_q)
+        drawn = draw(cell_keys(state.keys, _cells(state), DRAW, passes), rest)
+        drawn = jnp.where(kept, jnp.take_along_axis(old.drafts, before, 1), drawn)
+    drafts, log_q = _enter(state, drawn, log_q, entering, verdict.token, initial)
+    return replace(state, drafts=drafts, log_q=log_q)
 
 
-def _initial(
+def _pick(x: jax.Array, index: jax.Array) -> jax.Array:
+    """Rows [B, T, V] of x [B, D, V] at index [B, T]."""
+    return jnp.take_along_axis(x, index[..., None], axis=1)
+
+
+def _cells(state: JacobiState) -> jax.Array:
+    """The cells [B, D] that the drafts are for; those past the grid do not matter."""
+    return state.done[:, None] + jnp.arange(state.drafts.shape[1])[None]
+
+
+def _seen(old: JacobiState, verdict: Verdict) -> jax.Array:
+    """`above`, with the distributions of the cells that became final."""
+    (b, w, _), size = old.above.shape, verdict.log_p.shape[1]
+    offset = jnp.arange(size)[None]
+    column = (old.done[:, None] + offset) % w
+    column = jnp.where(offset <= verdict.accepted[:, None], column, w)
+    rows = jnp.arange(b)[:, None]
+    return old.above.at[rows, column].set(verdict.log_p, mode="drop")
+
+
+def _source(
     state: JacobiState,
-    cells: jax.Array,
+    log_p: jax.Array,
+    entering: jax.Array,
     left: jax.Array,
-    left_p: jax.Array,
+    initial: Initial,
+) -> jax.Array:
+    """What each draft [B, D, V] is drawn from: `log_p`, if it was in the window before.
+
+    `left` [B, 1, V] is the distribution of the last cell that was.
+    """
+    if initial == "sample-left":
+        return jnp.where(entering[..., None], left, log_p)
+    if initial == "sample-above":
+        column = _cells(state) % state.above.shape[1]
+        return jnp.where(entering[..., None], _pick(state.above, column), log_p)
+    return log_p
+
+
+def _enter(
+    state: JacobiState,
+    drafts: jax.Array,
+    log_q: jax.Array,
+    entering: jax.Array,
+    newest: jax.Array,
     initial: Initial,
 ) -> tuple[jax.Array, jax.Array]:
-    """Drafts [B, D] of cells new to the window, and what they were drawn from.
+    """Drafts and what they came from, where entering ones are not drawn by the model.
 
-    `left` [B, 1] and `left_p` [B, 1, V] are of the last cell before them.
+    `newest` [B, 1] is the last final token.
     """
-    (b, d), v = cells.shape, left_p.shape[-1]
-    _, h, w = state.decoded.tokens.shape
+    v, (_, h, w) = log_q.shape[-1], state.decoded.tokens.shape
     if initial == "repeat-left":
-        tokens = jnp.broadcast_to(left, (b, d))
-        return tokens, one_hot(tokens, v)
-    if initial == "repeat-above":
-        up = jnp.clip(cells - w, 0, h * w - 1)
-        tokens = state.decoded.tokens.reshape(b, -1)[jnp.arange(b)[:, None], up]
-        return tokens, one_hot(tokens, v)
-    if initial == "sample-left":
-        log_q = jnp.broadcast_to(left_p, (b, d, v))
-    elif initial == "sample-above":
-        log_q = jnp.take_along_axis(state.above, (cells % w)[..., None], axis=1)
+        tokens = jnp.concatenate([newest, drafts], axis=1)
+        last = jnp.sum(~entering, axis=1, keepdims=True)
+        new = jnp.take_along_axis(tokens, last, axis=1)
+    elif initial == "repeat-above":
+        up = jnp.clip(_cells(state) - w, 0, h * w - 1)
+        new = jnp.take_along_axis(state.decoded.tokens.reshape(-1, h * w), up, axis=1)
+    elif initial == "random":
+        keys = cell_keys(state.keys, _cells(state), INITIAL)
+        new = jax.vmap(jax.vmap(lambda k: jax.random.randint(k, (), 0, v)))(keys)
     else:
-        log_q = jnp.full((b, d, v), -jnp.log(v), left_p.dtype)
-    return draw(cell_keys(state.keys, cells, INITIAL), log_q), log_q
+        return drafts, log_q
+    new = jnp.broadcast_to(new, drafts.shape)
+    even = jnp.full_like(log_q, -jnp.log(v))
+    new_q = even if initial == "random" else one_hot(new, v)
+    drafts = jnp.where(entering, new, drafts)
+    return drafts, jnp.where(entering[..., None], new_q, log_q)
 
 
 def finished(state: JacobiState) -> jax.Array:

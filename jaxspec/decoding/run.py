@@ -1,7 +1,8 @@
 """Running a method: compiled in one loop, in chunks, or step by step in Python."""
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from jaxspec.decoding.target import Target
 
 
 class Method(Protocol):
-    """A decoding method: a frozen dataclass of its knobs, with these functions.
+    """A decoding method: knobs, with these functions; see `method_class`.
 
     All are pure. `step` is one pass or round; an image that is finished must not change
     in it, and none may depend on the images beside it.
@@ -32,11 +33,46 @@ class Method(Protocol):
         ...
 
 
+T = TypeVar("T", bound=type)
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
+def method_class(cls: T) -> T:
+    """Makes a method of a class: a frozen dataclass that `jax.jit` takes.
+
+    Its fields are knobs: equal knobs share a compiled program. A field that holds
+    arrays, such as a drafter, is marked `field(metadata={"arrays": True})`.
+    """
+    cls = dataclasses.dataclass(frozen=True)(cls)
+    fields = {f.name: f.metadata.get("arrays", False) for f in dataclasses.fields(cls)}
+    return jax.tree_util.register_dataclass(
+        cls,
+        data_fields=[name for name, arrays in fields.items() if arrays],
+        meta_fields=[name for name, arrays in fields.items() if not arrays],
+    )
+
+
+def describe(method: Method) -> dict[str, Any]:
+    """A method's name and knobs, as JSON takes them."""
+
+    def plain(x):
+        if isinstance(x, Target):
+            return "a target of its own"
+        if dataclasses.is_dataclass(x) and not isinstance(x, type):
+            knobs = {f.name: plain(getattr(x, f.name)) for f in dataclasses.fields(x)}
+            return {"name": type(x).__name__, **knobs}
+        if callable(x):
+            return f"{x.__module__}.{x.__qualname__}"
+        return x
+
+    return plain(method)
+
+
 def decode(method: Method, target: Target, keys: jax.Array) -> Decoded:
     """Decodes a batch in one `lax.while_loop`; pure, and to be jitted.
 
     Args:
-      method: static.
+      method: such as `AR()`.
       target: the model to draw from, with its condition.
       keys: [B] typed keys, one an image (see `sampling.image_key`).
     """
@@ -48,9 +84,7 @@ def decode(method: Method, target: Target, keys: jax.Array) -> Decoded:
     return method.decoded(state)
 
 
-begin = jax.jit(
-    lambda method, target, keys: method.start(target, keys), static_argnums=0
-)
+begin = jax.jit(lambda method, target, keys: method.start(target, keys))
 
 
 def _advance(method: Method, target: Target, state: Any, steps: jax.Array) -> Any:
@@ -67,7 +101,7 @@ def _advance(method: Method, target: Target, state: Any, steps: jax.Array) -> An
 
 # `steps` is an input, not a constant: chunks of any size share one program. The state,
 # cache and all, is donated.
-advance = jax.jit(_advance, static_argnums=0, donate_argnums=2)
+advance = jax.jit(_advance, donate_argnums=2)
 
 
 def decode_eagerly(

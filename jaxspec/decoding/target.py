@@ -61,6 +61,11 @@ class Target:
     def grid(self) -> tuple[int, int]:
         return self.model.config.grid
 
+    @property
+    def embeddings(self) -> jax.Array:
+        """The model's input embeddings of the codes [V, C]."""
+        return self.params["params"]["token_embedding"]
+
     def _rows(self, x: jax.Array) -> jax.Array:
         """Images [B, ...] to the network's rows: with guidance, each twice."""
         return jnp.repeat(x, self.sampling.rows, axis=0)

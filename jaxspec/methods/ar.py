@@ -1,13 +1,11 @@
 """Plain autoregressive decoding: one cell a pass, in raster order."""
 
-from dataclasses import dataclass
-
 import jax
 
-from jaxspec.decoding import Decoded, Target, wavefront
+from jaxspec.decoding import Decoded, Target, method_class, wavefront
 
 
-@dataclass(frozen=True)
+@method_class
 class AR:
     """The baseline: N - 1 passes after the prefill, which draws the first cell.
 

@@ -1,14 +1,13 @@
 """ZipAR (He et al. 2024, "ZipAR: Accelerating Auto-regressive Image Generation")."""
 
-from dataclasses import dataclass
 from typing import Literal
 
 import jax
 
-from jaxspec.decoding import Decoded, Target, wavefront
+from jaxspec.decoding import Decoded, Target, method_class, wavefront
 
 
-@dataclass(frozen=True)
+@method_class
 class ZipAR:
     """A row starts as soon as the row above holds `window` tokens (section 3.2).
 

@@ -381,7 +381,7 @@ class Transformer(nn.Module):
         layers = self.layers
         if isinstance(layers, tuple):
             layers = jax.tree.map(lambda *x: jnp.stack(x), *layers)
-        # Few layers are unrolled: XLA's CPU backend then trains them a fifth faster.
+        # Few layers are unrolled: XLA's CPU backend then trains them a sixth faster.
         # More would take too long to compile.
         few = self.config.depth <= 8
         (x, _), _ = jax.lax.scan(body, (x, 0), layers, unroll=few)
