@@ -71,7 +71,14 @@ class GSD(Jacobi):
 class Amplify(Jacobi):
     """GSD's naive baseline: SJD that keeps a draft with min(1, k p/q).
 
-    Guarantee: biased. The paper shows no formula; this is the natural reading.
+    A row of its table 1 (So et al. 2025, arXiv 2508.07747), which shows no formula:
+    this is the natural reading.
+
+    Guarantee: biased.
+
+    Attributes:
+      window, initial: as for `SJD`.
+      k: what the chance of keeping a draft is multiplied by.
     """
 
     window: int = 16
@@ -87,7 +94,14 @@ class Amplify(Jacobi):
 class Addition(Jacobi):
     """GSD's naive baseline: SJD that keeps a draft with min(1, p/q + c).
 
-    Guarantee: biased. The paper shows no formula; this is the natural reading.
+    A row of its table 1 (So et al. 2025, arXiv 2508.07747), which shows no formula:
+    this is the natural reading.
+
+    Guarantee: biased.
+
+    Attributes:
+      window, initial: as for `SJD`.
+      c: what is added to the chance of keeping a draft.
     """
 
     window: int = 16

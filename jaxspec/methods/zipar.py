@@ -9,11 +9,12 @@ from jaxspec.decoding import Decoded, Target, method_class, wavefront
 
 @method_class
 class ZipAR:
-    """A row starts as soon as the row above holds `window` tokens (section 3.2).
+    """A row starts as soon as the row above holds `window` tokens.
 
-    Rows then advance together, one cell each a pass. A row's first cell is drawn before
-    the cell that precedes it in raster order exists: the token above that cell stands
-    in for it. The context of every other cell lacks the right part of the rows above.
+    Section 3.2 of the paper (He et al. 2024, arXiv 2412.04062). Rows then advance
+    together, one cell each a pass. A row's first cell is drawn before the cell that
+    precedes it in raster order exists: the token above that cell stands in for it. The
+    context of every other cell lacks the right part of the rows above.
 
     Guarantee: biased, for both reasons; with `window` of a whole row, exact.
     Passes, prefill included: W + (H - 1) window; with `first_row_alone`,
