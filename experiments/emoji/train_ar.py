@@ -80,7 +80,7 @@ STAGES = {
     "128-long": ARTraining(
         size=128,
         depth=5,
-        steps=16000,
+        steps=18000,
         batch=12,
         rate=9e-4,
         tags=0.2,

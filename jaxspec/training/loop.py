@@ -8,7 +8,8 @@ was killed and resumed therefore ends with the same weights as one that was not.
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -175,74 +176,111 @@ def fit(
     replicated, split = data_parallel()
     # A copy: the step donates its state, and the caller's is the caller's.
     state = jax.device_put(state, replicated, may_alias=False)
-    manager = ocp.CheckpointManager(
-        folder / "checkpoints",
-        options=ocp.CheckpointManagerOptions(max_to_keep=2, create=True),
-    )
+    options = ocp.CheckpointManagerOptions(max_to_keep=2, create=True)
+    manager = ocp.CheckpointManager(folder / "checkpoints", options=options)
     last = manager.latest_step()
     if last is not None:
         restored: Any = manager.restore(last, args=ocp.args.StandardRestore(state))
         state = restored
     start = int(state.step)
-    _truncate_log(folder / "log.jsonl", start)
     compiled = jax.jit(step, donate_argnums=0)
-    size = jax.jit(optax.tree.norm)
-
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(elapsed_when_finished=True),
-        speed_estimate_period=300,
-    )
-    with manager, progress, open(folder / "log.jsonl", "a") as log:
-        task = progress.add_task(folder.name, total=steps, completed=start, note="")
-        metrics: list[dict[str, jax.Array]] = []
-        items, since = 0, time.monotonic()
+    with manager, _Report(folder, start, steps) as report:
         inputs = batch(start) if start < steps else None
-        for i in range(start, steps):
-            items += items_per_step(inputs)
-            state, m = compiled(state, jax.device_put(inputs, split))
-            if i + 1 < steps:
-                inputs = batch(i + 1)  # while the devices work
+        for done in range(start + 1, steps + 1):
+            items = items_per_step(inputs)
+            state, metrics = compiled(state, jax.device_put(inputs, split))
+            if done < steps:
+                inputs = batch(done)  # while the devices work
             # One step at a time: two in flight can starve each other of threads.
-            metrics.append(jax.block_until_ready(m))
-            done = i + 1
-            progress.update(task, completed=done)
-            row: dict[str, float] = {}
+            report.note(done, jax.block_until_ready(metrics), items)
             save = done % save_every == 0 or done == steps
-            if save or done % log_every == 0:  # nothing is saved that is not looked at
-                mean = {
-                    k: float(np.mean([float(x[k]) for x in metrics if k in x]))
-                    for k in metrics[0]
-                }
-                # A step's loss is that of the parameters before it.
-                norm = float(size(state.params)) if save else 0.0
-                if not np.isfinite([mean["loss"], norm]).all():
-                    what = "parameters" if np.isfinite(mean["loss"]) else "loss"
-                    raise FloatingPointError(
-                        f"the {what} became NaN or infinite by step {done}; the last "
-                        f"good checkpoint is step {manager.latest_step()}"
-                    )
-                rate = items / (time.monotonic() - since)
-                row = {"step": done, **mean, "per_second": round(rate, 2)}
-                progress.update(
-                    task, note=f"loss {mean['loss']:.4f}, {rate:.1f} examples/s"
-                )
-                metrics, items, since = [], 0, time.monotonic()
-            began = time.monotonic()
-            if save and evaluate is not None:
-                row |= evaluate(state)
-            if row:
-                log.write(json.dumps(row) + "\n")
-                log.flush()
-                if not progress.console.is_terminal:
-                    print(json.dumps(row), flush=True)
-            if save:  # the checkpoint last: a kill before it does all of this again
-                save_params(folder / PARAMS, state.ema)
-                manager.save(done, args=ocp.args.StandardSave(state))
-                manager.wait_until_finished()
-            since += time.monotonic() - began
+            if not save and done % log_every:
+                continue
+            # A step's loss is that of the parameters before it, so both are looked at.
+            mean = report.mean()
+            _check_finite(mean["loss"], state if save else None, done, manager)
+            with report.pause():
+                report.write(mean | (evaluate(state) if save and evaluate else {}))
+                if save:  # the checkpoint last: a kill before it does all of this again
+                    save_params(folder / PARAMS, state.ema)
+                    manager.save(done, args=ocp.args.StandardSave(state))
+                    manager.wait_until_finished()
     return state
+
+
+_norm = jax.jit(optax.tree.norm)
+
+
+def _check_finite(loss: float, state: TrainState | None, step: int, manager) -> None:
+    """Raises if the loss, or a parameter that is to be saved, is not a number."""
+    finite_params = state is None or np.isfinite(float(_norm(state.params)))
+    if np.isfinite(loss) and finite_params:
+        return
+    what = "parameters" if np.isfinite(loss) else "loss"
+    raise FloatingPointError(
+        f"the {what} became NaN or infinite by step {step}; the last good checkpoint "
+        f"is step {manager.latest_step()}"
+    )
+
+
+class _Report:
+    """The log of a run and its progress bar."""
+
+    def __init__(self, folder: Path, start: int, steps: int):
+        path = folder / "log.jsonl"
+        _truncate_log(path, start)
+        self.file = open(path, "a")
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            speed_estimate_period=300,
+        )
+        self.task = self.progress.add_task(
+            folder.name, total=steps, completed=start, note=""
+        )
+        self.step, self.metrics, self.items = start, [], 0
+        self.since = time.monotonic()
+
+    def __enter__(self) -> "_Report":
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.progress.stop()
+        self.file.close()
+
+    def note(self, step: int, metrics: dict[str, jax.Array], items: int) -> None:
+        """A step is done."""
+        self.step, self.items = step, self.items + items
+        self.metrics.append(metrics)
+        self.progress.update(self.task, completed=step)
+
+    def mean(self) -> dict[str, float]:
+        """Means over the steps since the last call, and items a second."""
+        rows = self.metrics
+        mean = {
+            k: float(np.mean([float(x[k]) for x in rows if k in x])) for k in rows[0]
+        }
+        rate = self.items / (time.monotonic() - self.since)
+        note = f"loss {mean['loss']:.4f}, {rate:.1f} examples/s"
+        self.progress.update(self.task, note=note)
+        self.metrics, self.items, self.since = [], 0, time.monotonic()
+        return mean | {"per_second": round(rate, 2)}
+
+    @contextmanager
+    def pause(self) -> Generator[None]:
+        """What is done inside does not count as training time."""
+        began = time.monotonic()
+        yield
+        self.since += time.monotonic() - began
+
+    def write(self, row: dict[str, float]) -> None:
+        line = json.dumps({"step": self.step} | row)
+        self.file.write(line + "\n")
+        self.file.flush()
+        if not self.progress.console.is_terminal:
+            print(line, flush=True)
