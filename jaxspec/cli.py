@@ -1,4 +1,4 @@
-"""The command line: `jaxspec generate` draws prompts, `jaxspec info` tells of a family.
+"""The command line: `generate` draws prompts, `info` and `methods` say with what.
 
 What takes long to import is imported inside the commands, so that `--help` is fast.
 """
@@ -6,13 +6,15 @@ What takes long to import is imported inside the commands, so that `--help` is f
 import itertools
 import os
 import re
+import shutil
 import tempfile
+import textwrap
 import warnings
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -26,8 +28,11 @@ app = typer.Typer(
 )
 
 
-# A file's name, its picture uint8 [H, W, 3] and its text chunks.
-_File: TypeAlias = tuple[str, Any, dict[str, str]]
+class _File(NamedTuple):
+    name: str
+    image: Any  # uint8 [H, W, 3]
+    chunks: dict[str, str]  # of text
+    which: int | None  # of the pictures; None is the sheet of all
 
 
 def main() -> None:
@@ -64,7 +69,9 @@ Examples:
   jaxspec generate "glossy emoji of a red heart"
   jaxspec generate "red heart" "flat emoji of a tree" --num-images 4
   jaxspec generate "red heart" --size 64 --seed 7 --out heart.png --stats
-  jaxspec generate "red heart" --num-images 9 --out hearts/"""
+  jaxspec generate "red heart" --num-images 9 --out hearts/
+  jaxspec generate "red heart" --method scd --window 16 --map --animate
+  jaxspec generate "red heart" --method scd --knob coupling=gumbel --stats"""
 )
 def generate(
     prompts: Annotated[
@@ -95,6 +102,23 @@ def generate(
         float | None,
         typer.Option(help="Draw from the likeliest codes of this sum; 1 is off."),
     ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="How to decode; `jaxspec methods` lists them.  [default: ar]",
+        ),
+    ] = None,
+    window: Annotated[
+        int | None, typer.Option(help="Window of a method that has one.")
+    ] = None,
+    knob: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="Another knob of the method; may be given several times.",
+        ),
+    ] = None,
     family: Annotated[
         str, typer.Option(metavar="NAME_OR_FOLDER", help="Which models draw.")
     ] = "emoji",
@@ -109,6 +133,20 @@ def generate(
     stats: Annotated[
         bool, typer.Option("--stats", help="Print how many passes it took.")
     ] = False,
+    with_map: Annotated[
+        bool,
+        typer.Option(
+            "--map",
+            help="Write -map.png beside each picture: where its cells came from, and "
+            "in which pass.",
+        ),
+    ] = False,
+    animate: Annotated[
+        bool,
+        typer.Option(
+            "--animate", help="Write .webp beside each picture: how it filled in."
+        ),
+    ] = False,
 ) -> None:
     """Draw prompts as PNG files.
 
@@ -118,13 +156,16 @@ def generate(
     """
     with _one_line_errors(), _one_line_warnings():
         _check_writable(out)
+        chosen = _method(method, window, knob or [])
         with _progress_bar() as progress:
             import jaxspec
 
             jaxspec.use_compile_cache()
+            params = jaxspec.load(family)
             result = jaxspec.generate(
-                jaxspec.load(family),
+                params,
                 prompts,
+                method=chosen,
                 size=size,
                 num_images=num_images,
                 seed=seed,
@@ -134,8 +175,21 @@ def generate(
                 top_p=top_p,
                 progress=progress,
             )
-        for path in _write(_files(result), out):
+        for path, file in _write(_files(result), out):
             typer.echo(f"wrote {path}")
+            if with_map:
+                from jaxspec.figures import save_png
+
+                beside = _unused(path.with_name(f"{path.stem}-map.png"))
+                save_png(beside, result.map(file.which), file.chunks)
+                typer.echo(f"wrote {beside}")
+            if animate:
+                from jaxspec.maps import save_animation
+
+                beside = _unused(path.with_name(f"{path.stem}.webp"))
+                frames = result.frames(params, file.which)
+                save_animation(beside, frames, file.chunks)
+                typer.echo(f"wrote {beside}")
         if stats:
             for line in _lines(result.stats.summary()):
                 typer.echo(line)
@@ -158,6 +212,53 @@ def info(
 
         for line in _lines(jaxspec.load(family).describe()):
             typer.echo(line)
+
+
+@app.command(
+    epilog="""\b
+Examples:
+  jaxspec methods
+  jaxspec methods scd"""
+)
+def methods(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="One of them, in full.")
+    ] = None,
+) -> None:
+    """Tell which decoding methods there are, what they promise and their knobs."""
+    with _one_line_errors():
+        from jaxspec.methods import catalogue
+
+        if name is None:
+            table = [("method", "guarantee", "knobs", "source")]
+            for entry in catalogue.entries().values():
+                knobs = ", ".join(map(str, entry.knobs))
+                promise = entry.guarantee.partition(" ")[0].strip(",;:")
+                table.append((entry.name, promise, knobs, entry.source))
+            lines = _table(table)
+        else:
+            lines = _help(catalogue.named(name))
+        for line in lines:
+            typer.echo(line)
+
+
+def _method(name: str | None, window: int | None, knobs: list[str]) -> Any:
+    """The method that the options ask for; None is the library's default."""
+    given = {} if window is None else {"window": str(window)}
+    for text in knobs:
+        knob, equals, value = text.partition("=")
+        if not (knob and equals):
+            raise ValueError(f"--knob must be NAME=VALUE, not {text!r}")
+        if knob in given:
+            raise ValueError(f"{knob} is given twice")
+        given[knob] = value
+    if name is None:
+        for knob in given:
+            raise ValueError(f"{knob} is a knob of a method: choose one with --method")
+        return None
+    from jaxspec.methods import catalogue
+
+    return catalogue.named(name).make(given)
 
 
 @contextmanager
@@ -230,16 +331,17 @@ def _check_writable(out: str | None) -> None:
         raise OSError(f"cannot write to {path}: {error.strerror}") from error
 
 
-def _write(files: Iterator[_File], out: str | None) -> Iterator[Path]:
+def _write(files: Iterator[_File], out: str | None) -> Iterator[tuple[Path, _File]]:
     """Writes all files to a folder, or the last alone; yields each once it is there."""
     from jaxspec.figures import save_png
 
     folder = Path(out) if out is not None and _is_folder(out) else None
-    for name, image, chunks in files if folder else list(files)[-1:]:
-        path = Path(out) if out and not folder else _unused(Path(folder or "", name))
+    for file in files if folder else list(files)[-1:]:
+        new = Path(folder or "", file.name)
+        path = Path(out) if out and not folder else _unused(new)
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_png(path, image, chunks)
-        yield path
+        save_png(path, file.image, file.chunks)
+        yield path, file
 
 
 def _files(result: Any) -> Iterator[_File]:
@@ -247,14 +349,14 @@ def _files(result: Any) -> Iterator[_File]:
     for i, number in enumerate(result.numbers):
         which = f"-image{number}" if any(result.numbers) else ""
         name = f"{_slug(result.prompts[i])}-seed{result.seeds[i]}{which}.png"
-        yield name, result.images[i], result.metadata(i)
+        yield _File(name, result.images[i], result.metadata(i), i)
     if len(result) > 1:
         first, *others = dict.fromkeys(result.prompts)
         more = f"-and-{len(others)}-more" if others else ""
         chunks = result.metadata(0) | {"prompt": "\n".join([first, *others])}
         del chunks["image"]  # it shows several
         name = f"{_slug(first)}{more}-seed{result.seeds[0]}-sheet.png"
-        yield name, result.grid(), chunks
+        yield _File(name, result.grid(), chunks, None)
 
 
 def _slug(prompt: str) -> str:
@@ -285,3 +387,34 @@ def _text(value: Any) -> str:
     if isinstance(value, Real) and not isinstance(value, bool):
         return f"{float(value):.4g}"
     return str(value)
+
+
+def _width() -> int:
+    """Of the terminal; 100 where there is none."""
+    return max(60, shutil.get_terminal_size((100, 0)).columns)
+
+
+def _table(rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    """Rows of name, guarantee, knobs and source as lines; long cells are wrapped."""
+    left = _width() - 20 - 4
+    widths = 10, 10, left * 5 // 9, left * 4 // 9
+    for row in rows:
+        cells = [textwrap.wrap(c, w) for c, w in zip(row, widths, strict=True)]
+        for line in itertools.zip_longest(*cells, fillvalue=""):
+            padded = (c.ljust(w) for c, w in zip(line, widths, strict=True))
+            yield "  ".join(padded).rstrip()
+
+
+def _help(entry: Any) -> Iterator[str]:
+    """All that a method's class says, as lines."""
+    yield entry.name
+    for paragraph in entry.about.split("\n\n"):
+        yield ""
+        yield from textwrap.wrap(" ".join(paragraph.split()), _width())
+    if entry.knobs:
+        yield from ("", "Knobs:")
+    for knob in entry.knobs:
+        yield f"  {knob}  ({knob.wants or 'in Python only'})"
+        indent = " " * 6
+        text = textwrap.fill(knob.meaning, _width() - 6)
+        yield from textwrap.indent(text, indent).splitlines()

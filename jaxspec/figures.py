@@ -3,7 +3,8 @@
 import os
 import unicodedata
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
@@ -40,8 +41,7 @@ def labelled_grid(
     columns = min(columns or int(np.ceil(np.sqrt(len(images)))), len(images))
     height = max(image.shape[0] for image in images)
     width = max(_LEAST_WIDTH, max(image.shape[1] for image in images))
-    font = ImageFont.load_default(size=min(20, max(11, width // 12)))
-    font = cast(ImageFont.FreeTypeFont, font)  # always, where a size is given
+    font = plain_font(min(20, max(11, width // 12)))
     texts = [_wrap(_plain(label), font, width) for label in labels]
     line = sum(font.getmetrics()) + 1
     room = height + 4 + line * max(len(text) for text in texts)  # of a cell
@@ -78,13 +78,26 @@ def save_png(
     path, chunks = Path(path), PngInfo()
     for key, text in metadata.items():
         chunks.add_text(key, text)
+    with atomically(path) as draft:
+        Image.fromarray(image).save(draft, format="PNG", pnginfo=chunks)
+
+
+@contextmanager
+def atomically(path: Path) -> Generator[Path]:
+    """Where to write a file that then takes its place in one step, or not at all."""
     # In the same folder, so that the replacement is one step of the file system.
     draft = path.with_name(f".{uuid.uuid4().hex}.tmp")
     try:
-        Image.fromarray(image).save(draft, format="PNG", pnginfo=chunks)
+        yield draft
         os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def plain_font(size: int) -> ImageFont.FreeTypeFont:
+    """Pillow's own font, the same on every machine."""
+    font = ImageFont.load_default(size=size)
+    return cast(ImageFont.FreeTypeFont, font)  # always, where a size is given
 
 
 def _check(images: Sequence[np.ndarray], labels: Sequence[str], columns: int | None):

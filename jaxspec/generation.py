@@ -3,10 +3,11 @@
 import base64
 import io
 import json
+import math
 import operator
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,24 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxspec.decoding import Decoded, Method, Target, advance, begin, describe
-from jaxspec.figures import labelled_grid, save_png
+from jaxspec.decoding import (
+    Decoded,
+    Method,
+    Target,
+    advance,
+    begin,
+    check_method,
+    describe,
+)
+from jaxspec.figures import atomically, labelled_grid, save_png
+from jaxspec.maps import BLANK, blanked, map_sheet, moments
 from jaxspec.methods import AR
 from jaxspec.pipeline import Pipeline
 from jaxspec.sampling import Sampling, image_key
 
 Progress = Callable[[int, int, np.ndarray], None]
 CHUNK = 8  # passes between two calls of `progress`
+PICTURES = 32  # made of tokens at once, at most
 
 
 @dataclass(frozen=True)
@@ -72,8 +83,11 @@ class Generated:
             "settings": json.dumps(self.settings),
         }
 
-    def grid(self) -> np.ndarray:
-        """All pictures on one sheet, labelled; uint8 [H, W, 3]."""
+    def grid(self, images: np.ndarray | None = None) -> np.ndarray:
+        """All pictures on one sheet, labelled; uint8 [H, W, 3].
+
+        With `images` [n, H, W, 3], these in their places.
+        """
         each = self.numbers.count(0)  # prompts
         several = len(self) // each
         labels = [
@@ -81,19 +95,78 @@ class Generated:
             for prompt, number in zip(self.prompts, self.numbers, strict=True)
         ]
         columns = several if each > 1 and several > 1 else None
-        return labelled_grid(list(self.images), labels, columns)
+        images = self.images if images is None else images
+        return labelled_grid(list(images), labels, columns)
+
+    def map(self, i: int | None = None) -> np.ndarray:
+        """Where each cell came from, and the pass that made it final; uint8 [H, W, 3].
+
+        Picture i with its two maps, or all pictures with theirs on one sheet.
+        """
+        chosen = self._chosen(i)
+        name = self.settings["method"]["name"]
+        passes = np.asarray(self.stats.target_passes) + 1
+        labels = [f"{self.label(k)}: {name}, {passes[k]} passes" for k in chosen]
+        stats = jax.tree.map(lambda x: x[chosen], self.stats)
+        return map_sheet(
+            self.images[chosen], stats, labels, math.ceil(math.sqrt(len(chosen) / 3))
+        )
+
+    def frames(
+        self, params: Pipeline, i: int | None = None, *, most: int = 60
+    ) -> np.ndarray:
+        """The picture filling in, from blank to done; uint8 [F, H, W, 3].
+
+        Each frame is what the tokens that are final after some pass decode to; cells
+        that are not are grey. (`jaxspec.maps.save_animation` writes them as a file.)
+
+        Args:
+          params: the family that drew the pictures.
+          i: picture i alone; None is all, on a sheet, at the same passes.
+          most: frames at most, 2 or more; passes are left out evenly.
+
+        Raises:
+          ValueError: `most` is less than 2, or another family drew the pictures.
+        """
+        if params.config.name != self.settings["family"]:
+            raise ValueError(
+                f"the pictures were drawn by {self.settings['family']!r}, and params "
+                f"are of {params.config.name!r}: give those that drew them"
+            )
+        chosen = self._chosen(i)
+        final = np.asarray(self.stats.final_pass)[chosen]
+        images = self.images[chosen]
+        # Cells that are not there stand for grey, so that the decoder, which looks at
+        # neighbours, brings no other colour in from them.
+        empty = params.encode(np.full_like(images[:1], BLANK))
+        shown = moments(final, most)
+        there = final <= shown[:, None, None, None]  # [F, n, h, w]
+        tokens = np.where(there, self.tokens[chosen], empty)
+        pictures = blanked(
+            _pictures(params, tokens.reshape(-1, *tokens.shape[2:])),
+            there.reshape(-1, *there.shape[2:]),
+        ).reshape(len(shown), *images.shape)
+        pictures[-1] = images  # whatever rounding another batch size brings
+        if i is not None:
+            return pictures[:, 0]
+        return np.stack([self.grid(frame) for frame in pictures])
+
+    def _chosen(self, i: int | None) -> list[int]:
+        return list(range(len(self))) if i is None else [range(len(self))[i]]
 
     def save(self, folder) -> list[Path]:
         """Writes `000.png`, `001.png` ... and `generated.json`; returns the pictures.
 
-        Each PNG carries its prompt, seed and settings as text.
+        Each PNG carries its prompt, seed and settings as text. Files are replaced, each
+        in one step.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         paths = [folder / f"{i:03d}.png" for i in range(len(self))]
         for i, path in enumerate(paths):
             save_png(path, self.images[i], self.metadata(i))
-        (folder / "generated.json").write_text(self.to_json() + "\n")
+        with atomically(folder / "generated.json") as draft:
+            draft.write_text(self.to_json() + "\n")
         return paths
 
     def to_json(self) -> str:
@@ -204,11 +277,7 @@ def generate(
     stats = jax.tree.map(lambda *x: np.concatenate(x), *parts)
     _check_decoded(stats, numbers, num_images, prompts)
     decoded = time.perf_counter()
-    pictures = [
-        params.images(stats.tokens[_bucket(np.arange(i, min(i + 32, len(ids))))])
-        for i in range(0, len(ids), 32)
-    ]
-    images = np.concatenate([p[: len(ids) - 32 * i] for i, p in enumerate(pictures)])
+    images = _pictures(params, stats.tokens)
     done = time.perf_counter()
     return Generated(
         images=images,
@@ -249,13 +318,7 @@ def _check(prompts: list[str], method: Method) -> None:
     for prompt in prompts:
         if not isinstance(prompt, str):
             raise ValueError(f"a prompt must be text, not {prompt!r}")
-    if isinstance(method, type) or not is_dataclass(method):
-        raise ValueError(f"method must be one such as AR(), not {method!r}")
-    if any(leaf is method for leaf in jax.tree.leaves(method)):
-        raise ValueError(
-            f"JAX does not know {type(method).__name__}: put @jaxspec.method_class "
-            "above its class, in place of @dataclass"
-        )
+    check_method(method)
 
 
 def _whole(name: str, value: int, least: int, most: int | None = None) -> int:
@@ -274,6 +337,16 @@ def _bucket(rows: np.ndarray) -> np.ndarray:
     """Repeats the first row up to a power of two, so that few shapes compile."""
     size = 1 << (len(rows) - 1).bit_length()
     return np.concatenate([rows, np.full(size - len(rows), rows[0])])
+
+
+def _pictures(params: Pipeline, tokens: np.ndarray) -> np.ndarray:
+    """Pictures [n, H, W, 3] of code grids [n, h, w], a batch at a time."""
+    n = len(tokens)
+    parts = [
+        params.images(tokens[_bucket(np.arange(i, min(i + PICTURES, n)))])
+        for i in range(0, n, PICTURES)
+    ]
+    return np.concatenate([p[: n - PICTURES * i] for i, p in enumerate(parts)])
 
 
 def _offset(

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import jaxspec
 from jaxspec.cli import app
+from tests import toy
 
 
 @pytest.fixture
@@ -96,7 +97,7 @@ def test_settings_reach_the_library_and_defaults_stay_its_own(calls):
     run("generate", "a", "b", "--seed", "3", "--guidance", "2.5", "--top-k", "50")
     run("generate", "a", "--temperature", "0", "--top-p", "0.9", "--num-images", "2")
     unset = dict.fromkeys(["size", "guidance", "temperature", "top_k", "top_p"])
-    unset |= {"num_images": 1, "seed": 0, "progress": None}
+    unset |= {"num_images": 1, "seed": 0, "progress": None, "method": None}
     assert [prompts for _, prompts, _ in calls] == [["a", "b"], ["a"]]
     assert calls[0][2] == unset | {"seed": 3, "guidance": 2.5, "top_k": 50}
     assert calls[1][2] == unset | {"temperature": 0, "top_p": 0.9, "num_images": 2}
@@ -165,6 +166,81 @@ def test_stats_info_and_version(calls):
     assert run("info").stdout.splitlines() == [*lines, "R@5: 0.28"]
     assert run("--version").stdout == f"jaxspec {jaxspec.__version__}\n"
     assert 'jaxspec generate "red heart"' in run("generate", "--help").stdout
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--method", "sjdd"], "no method 'sjdd'; there is: ar, "),
+        (["--method", "ar", "--window", "3"], "ar has no knob 'window'"),
+        (["--method", "scd", "--window", "0"], "window must be 1 or more, not 0"),
+        (["--method", "scd", "--knob", "coupling=no"], "maximal or gumbel, not 'no'"),
+        (["--method", "scd", "--knob", "coupling"], "NAME=VALUE, not 'coupling'"),
+        (["--method", "sjd", "--knob", "window=2", "--window", "3"], "given twice"),
+        (["--window", "3"], "choose one with --method"),
+    ],
+)
+def test_methods_that_cannot_be_are_refused_before_anything_loads(
+    calls, arguments, said
+):
+    assert said in refused("generate", "heart", "--family", "none", *arguments)
+    assert not calls
+
+
+def test_methods_are_listed_and_explained():
+    table = run("methods", env={"COLUMNS": "100"}).stdout.splitlines()
+    assert table[0].split() == ["method", "guarantee", "knobs", "source"]
+    (row,) = (line for line in table if line.startswith("zipar "))
+    assert row.split()[:4] == [
+        "zipar",
+        "biased",
+        "window=16,",
+        "first_row_alone=false,",
+    ]
+    assert row.endswith("He et al. 2024, arXiv 2412.04062")
+    assert max(map(len, table)) <= 100
+    told = run("methods", "SCD").stdout
+    assert "\n  coupling=maximal  (maximal or gumbel)\n      " in told
+    assert "Guarantee: exact;" in told and "arXiv 2510.24211" in told
+    assert "no method 'none'; there is: ar, " in refused("methods", "none")
+
+
+@pytest.fixture
+def toy_family(monkeypatch, tmp_path):
+    monkeypatch.setattr(jaxspec, "load", lambda name: toy.family())
+    monkeypatch.chdir(tmp_path)
+
+
+SJD4 = ("--method", "sjd", "--window", "4", "--map", "--animate", "--stats")
+
+
+def test_a_picture_with_map_and_animation_end_to_end(toy_family):
+    Path("x-map.png").write_text("mine")
+    said = run("generate", "red heart", "--out", "x.png", *SJD4).stdout.splitlines()
+    # A file that was there is replaced only if its name was given.
+    assert said[:3] == ["wrote x.png", "wrote x-map-2.png", "wrote x.webp"]
+    assert Path("x-map.png").read_text() == "mine"
+    out = jaxspec.generate(toy.family(), "red heart", method=jaxspec.SJD(4))
+    np.testing.assert_array_equal(pixels("x.png"), out.images[0])
+    np.testing.assert_array_equal(pixels("x-map-2.png"), out.map(0))
+    frames = len(out.frames(toy.family(), 0))
+    with Image.open("x.webp") as read, Image.open("x-map-2.png") as beside:
+        assert (read.n_frames, read.size) == (frames, (16, 16))
+        kept = json.loads(read.getexif()[270])
+        assert kept == beside.text == out.metadata(0)
+    assert json.loads(kept["settings"])["method"]["window"] == 4
+    counts = dict(line.split(": ") for line in said[3:])
+    assert counts["drawn"] == "1"
+    assert int(counts["accepted"]) == out.stats.count(jaxspec.decoding.ACCEPTED)[0]
+
+
+def test_each_picture_of_a_folder_has_its_map_and_so_has_the_sheet(toy_family):
+    run("generate", "red heart", "blue tree", "--out", "both/", *SJD4)
+    stems = "red-heart-seed0", "blue-tree-seed0", "red-heart-and-1-more-seed0-sheet"
+    names = {f"{s}{end}" for s in stems for end in (".png", "-map.png", ".webp")}
+    assert set(os.listdir("both")) == names
+    one, sheet = (pixels(f"both/{stems[k]}-map.png").shape for k in (1, 2))
+    assert sheet[0] > 1.8 * one[0] and sheet[1] == one[1]
 
 
 @pytest.mark.parametrize(

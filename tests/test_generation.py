@@ -6,6 +6,7 @@ import json
 import re
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ import pytest
 from PIL import Image
 
 import jaxspec
+from jaxspec.maps import BLANK, map_sheet
 from jaxspec.sampling import image_key
 from tests import toy
 
@@ -303,6 +305,73 @@ def test_json_has_everything_but_pixels(out):
     tokens = [r["tokens"] for r in record["images"]]
     np.testing.assert_array_equal(tokens, out.tokens)
     assert {r["target_passes"] for r in record["images"]} == {15}
+
+
+def test_what_cannot_be_written_leaves_the_old_record(out, tmp_path, monkeypatch):
+    def fail(self, text):
+        with open(self, "w") as file:
+            file.write(text[:5])
+        raise OSError("disk full")
+
+    (tmp_path / "generated.json").touch()
+    monkeypatch.setattr(Path, "write_text", fail)
+    with pytest.raises(OSError, match="disk full"):
+        out.save(tmp_path)
+    assert (tmp_path / "generated.json").read_bytes() == b""
+    assert [p.name for p in tmp_path.iterdir() if p.suffix != ".png"] == [
+        "generated.json"
+    ]
+
+
+# How they came about.
+
+
+@pytest.fixture(scope="module")
+def jacobi(family):
+    prompts = ["red heart", "blue tree"]
+    return jaxspec.generate(family, prompts, method=jaxspec.SJD(4), num_images=2)
+
+
+def test_frames_fill_in_from_blank_to_the_picture(jacobi, family):
+    frames, final = jacobi.frames(family, 1), jacobi.stats.final_pass[1]
+    assert frames.dtype == np.uint8
+    assert frames.shape == (1 + jacobi.stats.target_passes[1] + 1, 16, 16, 3)
+    assert (frames[0] == BLANK).all()
+    np.testing.assert_array_equal(frames[-1], jacobi.images[1])
+    for k, frame in enumerate(frames):  # frame k + 1 is of pass k
+        grey = (frame == BLANK).all(-1).reshape(4, 4, 4, 4).all((1, 3))
+        np.testing.assert_array_equal(grey, final > k - 1)
+    # What is there is what its tokens decode to.
+    tokens = np.where(final <= 3, jacobi.tokens[1], family.encode(frames[:1])[0])
+    cells = (final <= 3).repeat(4, 0).repeat(4, 1)
+    want = family.images(tokens[None])[0]
+    np.testing.assert_allclose(frames[4][cells], want[cells], atol=1)
+
+
+def test_fewer_frames_and_sheets_of_them(jacobi, family):
+    few = jacobi.frames(family, 1, most=3)
+    whole = jacobi.frames(family, 1)
+    np.testing.assert_array_equal(few, whole[[0, 1, -1]])
+    sheets = jacobi.frames(family, most=5)
+    assert sheets.shape == (5, *jacobi.grid().shape)
+    np.testing.assert_array_equal(sheets[-1], jacobi.grid())
+    with pytest.raises(ValueError, match="2 frames or more"):
+        jacobi.frames(family, 0, most=1)
+    with pytest.raises(IndexError):
+        jacobi.frames(family, 4)
+    config = replace(family.config, name="other")
+    with pytest.raises(ValueError, match="drawn by 'toy', and params are of 'other'"):
+        jacobi.frames(replace(family, config=config), 0)
+
+
+def test_maps_of_one_and_of_all(jacobi):
+    one, all_four = jacobi.map(2), jacobi.map()
+    stats = jax.tree.map(lambda x: x[2:3], jacobi.stats)
+    passes = jacobi.stats.target_passes[2] + 1
+    label = f"blue tree, seed 0, image 0: SJD, {passes} passes"
+    want = map_sheet(jacobi.images[2:3], stats, [label])
+    np.testing.assert_array_equal(one, want)
+    assert all_four.shape[1] == 2 * (one.shape[1] - 8) + 8  # two a row
 
 
 def test_in_a_notebook_and_as_pil(out):
