@@ -1,0 +1,59 @@
+"""The methods that are compared, by name."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from jaxspec.acceptance import Cooled
+from jaxspec.decoding import Method
+from jaxspec.methods import AR, GSD, SCD, SJD, Addition, Amplify, ZipAR
+
+REFERENCE = "AR"
+OTHER_SEED = 1000  # of all methods but AR, so that no draw is shared with AR's
+
+
+@dataclass(frozen=True)
+class Contestant:
+    name: str
+    method: Method
+    guarantee: Literal["exact", "biased"]
+
+
+CONTESTANTS = (
+    Contestant(REFERENCE, AR(), "exact"),
+    Contestant("ZipAR-8", ZipAR(8), "biased"),
+    Contestant("ZipAR-4", ZipAR(4), "biased"),
+    Contestant("SJD", SJD(16), "exact"),
+    Contestant("SJD-left", SJD(16, initial="sample-left"), "exact"),
+    Contestant("SCD", SCD(32), "exact"),
+    Contestant("SCD-gumbel", SCD(32, coupling="gumbel"), "exact"),
+    Contestant("GSD", GSD(), "biased"),
+    Contestant("GSD-3", GSD.paper(3), "biased"),
+    Contestant("GSD-10", GSD.paper(10), "biased"),
+    Contestant("GSD-25", GSD.paper(25), "biased"),
+    Contestant("Amplify", Amplify(k=3.0), "biased"),
+    Contestant("Addition", Addition(c=0.1), "biased"),
+    Contestant("SJD-cooled", SJD(16, rule=Cooled()), "biased"),
+)
+
+
+def select(
+    patterns: str, among: Sequence[Contestant] = CONTESTANTS
+) -> list[Contestant]:
+    """Those whose name fits one of the comma-separated patterns, and AR, in order.
+
+    Raises:
+      ValueError: a pattern fits none.
+    """
+    wanted = [pattern.strip() for pattern in patterns.split(",")]
+    names = [each.name for each in among]
+    for pattern in wanted:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            known = ", ".join(names)
+            raise ValueError(f"no method is called {pattern!r}; there are {known}")
+    return [
+        each
+        for each in among
+        if each.name == REFERENCE or any(fnmatchcase(each.name, p) for p in wanted)
+    ]

@@ -1,0 +1,273 @@
+"""The table and the picture of a record; see `__main__`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.methods.compare import MEASURES
+from experiments.methods.contestants import REFERENCE
+
+NAMES = {
+    "nll": "NLL",
+    "r1": "R@1",
+    "r5": "R@5",
+    "kid": "KID",
+    "kid_ar": "KID to AR",
+}
+SPEED = ("method", "guarantee", "passes", "fewer")  # then times
+QUALITY = (
+    "accepted",
+    "NLL",
+    "NLL to AR",
+    "p",
+    "off support",
+    "R@1",
+    "R@5",
+    "KID",
+    "KID to AR",
+    "outside AR's spread",
+)
+LEGEND = """\
+- **passes**: of the target for a picture, prefill included: mean ± standard deviation
+  over pictures; **fewer**: AR's mean over the method's.
+- **faster at B**: AR's time a picture over the method's with B pictures at once:
+  prefill included, compilation not; methods take turns, median of ratios within a
+  round. **realised**: the share of the passes saved that became time saved,
+  (1 - t/t_AR) / (1 - passes/passes_AR), of the timed pictures.
+- **accepted**: drafts accepted, of those judged.
+- **NLL**: the target's negative log-likelihood of the finished grid, nats a cell, in
+  one teacher-forced pass, under the distribution that is sampled from (guidance,
+  temperature, top-k): mean ± standard deviation over pictures, of cells inside its
+  support. **off support**: cells outside it, and pictures with such a cell. **NLL to
+  AR**: mean difference to AR's pictures of the same captions (mean of its seeds), with
+  its 95 % bootstrap interval. **p**: of that difference, by a two-sided permutation
+  test within captions. An exact method has AR's NLL but for chance; a biased one
+  shows its bias.
+- **R@k**: text match (`experiments/emoji/metrics.py`), with its 95 % bootstrap
+  interval.
+- **KID** (x 1000, ± standard error): to the real drawings of the captions, and to AR's
+  pictures of seed 0.
+- **outside AR's spread**: measures outside of the 95 % prediction interval for one more
+  seed of AR, from AR's seeds. By chance that happens to each measure of an exact method
+  once in twenty.
+"""
+
+
+def _interval(entry, digits: int) -> str:
+    x, low, high = (f"{number:.{digits}f}" for number in entry)
+    return f"{x} [{low}, {high}]"
+
+
+def _percent(x: float | None, digits: int = 0) -> str:
+    return "" if x is None else f"{100 * x:.{digits}f} %"
+
+
+def _kid(entry: dict | None) -> str:
+    if entry is None:
+        return ""
+    return f"{1e3 * entry['value']:.1f} ± {1e3 * entry['error']:.1f}"
+
+
+def _faster(speed: dict) -> str:
+    ratio, realised = f"{speed['ratio']:.2f}x", _percent(speed["realised"])
+    return f"{ratio} ({realised})" if realised else ratio
+
+
+def label(row: dict) -> str:
+    is_ar = row["name"] == REFERENCE
+    return f"{row['name']}, seed {row['seed']}" if is_ar else row["name"]
+
+
+def cells(row: dict, batches: list[str]) -> list[str]:
+    """The row of the table."""
+    passes, nll, out = row["passes"], row["nll"], row["outside"]
+    off = f"{_percent(nll['outside_cells'], 2)}, {_percent(nll['outside_pictures'])}"
+    verdict = "" if out is None else ", ".join(NAMES[m] for m in out) or "no"
+    return [
+        label(row),
+        row["guarantee"],
+        f"{passes['mean']:.1f} ± {passes['deviation']:.1f}",
+        f"{passes['ratio']:.2f}x",
+        *[_faster(row["time"][batch]) for batch in batches],
+        _percent(row["acceptance"], 1),
+        f"{nll['value']:.3f} ± {nll['deviation']:.3f}",
+        _interval(nll["difference"], 3),
+        f"{nll['p']:.4f}",
+        off if nll["outside_cells"] else "",
+        f"{row['r1'][0]:.3f}",
+        _interval(row["r5"], 3),
+        _kid(row["kid"]),
+        _kid(row["kid_ar"]),
+        verdict,
+    ]
+
+
+def bands(record: dict) -> str:
+    """AR's spread, a line a measure."""
+    lines = []
+    for measure in MEASURES:
+        band = record["bands"][measure]
+        if band is None:
+            lines.append(f"- {NAMES[measure]}: too few seeds")
+            continue
+        numbers = {k: f"{x:.4f}" for k, x in band.items()}
+        lines.append(
+            f"- {NAMES[measure]}: {numbers['mean']} ± {numbers['deviation']}, one more "
+            f"seed between {numbers['low']} and {numbers['high']}"
+        )
+    return "\n".join(lines)
+
+
+def table(record: dict[str, Any]) -> str:
+    """The record as Markdown."""
+    batches = list(record["raw_times"])
+    times = [f"faster at {batch} (realised)" for batch in batches]
+    heads = [*SPEED, *times, *QUALITY]
+    body = [cells(row, batches) for row in record["rows"]]
+    lines = ["| " + " | ".join(line) + " |" for line in (heads, *body)]
+    lines.insert(1, "|" + "---|" * len(heads))
+    made = {row["name"]: row["made_by"] for row in record["rows"]}
+    constructors = "\n".join(f"- {name}: `{made[name]}`" for name in made)
+    settings = ", ".join(f"{k} {x}" for k, x in record["settings"].items())
+    machine = ", ".join(f"{k} {x}" for k, x in record["machine"].items())
+    return (
+        "# All methods side by side\n\n"
+        f"`{record['command']}`, {record['date']}; {machine}.\n\n"
+        f"Family {record['family']} ({settings}); {record['captions']} captions of "
+        f"test_pair, a picture each.\n\n"
+        + "\n".join(lines)
+        + f"\n\n{LEGEND}\n## AR's spread over {record['ar_seeds']} seeds\n\n"
+        + f"{bands(record)}\n\n## Methods\n\n{constructors}\n"
+    )
+
+
+def write(record: dict[str, Any], folder: Path) -> None:
+    """`methods.json`, `methods.md` and `methods.png`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "methods.json").write_text(json.dumps(record, indent=1) + "\n")
+    (folder / "methods.md").write_text(table(record))
+    plot(record, folder / "methods.png")
+
+
+# The picture.
+
+COLOURS = {"exact": "#0072B2", "biased": "#D55E00"}
+MARKERS = {"exact": "o", "biased": "s"}
+BAND = "#BBBBBB"
+NAME_SIZE = 8
+
+
+def place_names(
+    points: np.ndarray, named: list[int], sizes: np.ndarray
+) -> list[np.ndarray]:
+    """Where names go, measured from their points: the nearest free places.
+
+    Args:
+      points: [N, 2], none of which a name may cover.
+      named: the points that have names, M of them.
+      sizes: [M, 2], width and height of the names; no two may overlap.
+
+    Returns:
+      Centres of the names, less their points; to the right where that is free.
+    """
+    turns = np.linspace(0, 2 * np.pi, 16, endpoint=False)
+    around = np.stack([np.cos(turns), np.sin(turns)], axis=1)
+    reaches = np.arange(10, 100, 6)
+    centres: list[np.ndarray] = []
+    for i, size in zip(named, sizes, strict=True):
+        tried = [around * (reach + size / 2) for reach in reaches]
+        offsets = np.concatenate(tried)  # the nearest first
+        at = points[i] + offsets
+        apart = np.abs(at[:, None] - points[None]) > size / 2 + 5
+        free = apart.any(2).all(1)
+        for other, other_size in zip(centres, sizes, strict=False):
+            free &= (np.abs(at - other) > (size + other_size) / 2).any(1)
+        centres.append(at[np.argmax(free)])  # the nearest at all if none is free
+    return [centre - points[i] for centre, i in zip(centres, named, strict=True)]
+
+
+def plot(record: dict[str, Any], path: Path) -> None:
+    """Passes against R@5 and against the NLL's difference to AR.
+
+    Bars are 95 % bootstrap intervals over captions.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(13, 6), layout="constrained", dpi=110)
+    left, right = figure.subplots(1, 2)
+    rows = record["rows"]
+    band = record["bands"]["r5"]
+    if band is not None:
+        left.axhspan(band["low"], band["high"], color=BAND, alpha=0.4, lw=0)
+    nll = record["bands"]["nll"]
+    if nll is not None:
+        mean = nll["mean"]
+        low, high = nll["low"] - mean, nll["high"] - mean
+        right.axhspan(low, high, color=BAND, alpha=0.4, lw=0)
+    _points(left, rows, [row["r5"] for row in rows])
+    _points(right, rows, [row["nll"]["difference"] for row in rows])
+    left.set_ylabel("R@5, text match of test_pair captions")
+    right.set_ylabel("NLL under the target, difference to AR (nats a cell)")
+    for axes in (left, right):
+        axes.set_xlabel("passes a picture, prefill included")
+        axes.margins(x=0.1)
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    _legend(figure, record)
+    figure.draw_without_rendering()  # lays it out: names are placed in pixels
+    _name(left, rows, [row["r5"][0] for row in rows])
+    _name(right, rows, [row["nll"]["difference"][0] for row in rows])
+    figure.savefig(path, metadata={"made by": record["command"]})
+
+
+def _points(axes, rows: list[dict], estimates: list) -> None:
+    for row, (x, low, high) in zip(rows, estimates, strict=True):
+        kind = row["guarantee"]
+        axes.errorbar(
+            row["passes"]["mean"],
+            x,
+            yerr=[[x - low], [high - x]],
+            color=COLOURS[kind],
+            marker=MARKERS[kind],
+            markersize=5,
+            elinewidth=0.8,
+        )
+
+
+def _name(axes, rows: list[dict], heights: list[float]) -> None:
+    """Names beside the points, AR's once."""
+    from matplotlib.patheffects import withStroke
+
+    first = {row["name"]: i for i, row in reversed(list(enumerate(rows)))}
+    passes = [row["passes"]["mean"] for row in rows]
+    ends = axes.transData.transform(np.stack([passes, heights], axis=1))
+    sizes = np.array([[NAME_SIZE * 0.9 * len(name), 16] for name in first])
+    places = place_names(ends, list(first.values()), sizes)
+    for (name, i), place in zip(first.items(), places, strict=True):
+        axes.annotate(
+            name,
+            (passes[i], heights[i]),
+            place,
+            textcoords="offset pixels",
+            fontsize=NAME_SIZE,
+            ha="center",
+            va="center",
+            color=COLOURS[rows[i]["guarantee"]],
+            path_effects=[withStroke(linewidth=2, foreground="white")],
+            arrowprops={"arrowstyle": "-", "lw": 0.5, "color": "#777777"},
+        )
+
+
+def _legend(figure, record: dict) -> None:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    handles = [
+        Line2D([], [], color=COLOURS[k], marker=MARKERS[k], ls="", label=k)
+        for k in COLOURS
+    ]
+    label = f"AR's spread: one more seed, from {record['ar_seeds']}"
+    handles.append(Patch(color=BAND, alpha=0.4, lw=0, label=label))
+    figure.legend(handles=handles, loc="outside upper center", ncols=3, frameon=False)

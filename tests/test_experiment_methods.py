@@ -1,0 +1,207 @@
+"""Methods side by side: statistics by hand, and a whole measurement of a toy family."""
+
+import importlib.util
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rich.progress import Progress
+
+import jaxspec
+from experiments.emoji.metrics import bootstrap
+from experiments.methods import compare, measure, report, run
+from experiments.methods.contestants import CONTESTANTS, Contestant, select
+from jaxspec.methods import AR, GSD, SJD
+from jaxspec.models.transformer import Transformer
+from jaxspec.sampling import guide, log_probs
+from tests import toy
+
+# Statistics.
+
+
+def test_permutation_test_by_hand():
+    # One other seed: each difference of 1 keeps its sign or loses it, by a coin.
+    for n, want in ((1, 1.0), (2, 1 / 2), (3, 1 / 4), (5, 1 / 16)):
+        got = compare.exchange_test(np.ones(n), np.zeros((1, n)))
+        assert got == pytest.approx(want, abs=0.02)
+    # Two others that agree: only the odd one out differs by 3, the others by 1.5.
+    got = compare.exchange_test(np.array([0.0]), np.array([[3.0], [3.0]]))
+    assert got == pytest.approx(1 / 3, abs=0.02)
+
+
+def test_permutation_test_holds_its_level_and_sees_through_captions():
+    rng = np.random.default_rng(0)
+
+    def p_value(shift):
+        captions = 10 * rng.normal(size=(1, 20))
+        draws = captions + rng.normal(size=(4, 20))
+        return compare.exchange_test(draws[0] + shift, draws[1:], rounds=300)
+
+    by_chance = np.array([p_value(0.0) for _ in range(400)])
+    assert np.mean(by_chance < 0.2) == pytest.approx(0.2, abs=0.05)
+    # Far less than captions differ by, far more than their mean differs by chance.
+    assert max(p_value(1.5) for _ in range(5)) < 0.01
+
+
+def test_band_by_hand():
+    band = compare.seed_band([1.0, 2.0, 3.0])
+    reach = 4.30265 * np.sqrt(1 + 1 / 3)  # t of 2 degrees of freedom, two-sided
+    assert (band["mean"], band["deviation"]) == (2, 1)
+    assert band["low"] == pytest.approx(2 - reach, abs=1e-4)
+    assert band["high"] == pytest.approx(2 + reach, abs=1e-4)
+    assert compare.seed_band([1.0]) is None
+
+
+def test_outside_names_what_is_outside():
+    bands = {"r5": {"low": 0.1, "high": 0.2}, "kid": {"low": 1, "high": 2}, "r1": None}
+    row = {"name": "SJD", "r5": (0.3, 0, 1), "kid": {"value": 1.5}, "r1": (0, 0, 0)}
+    assert compare.outside(row, bands) == ["r5"]
+    assert compare.outside(row | {"name": "AR"}, bands) is None
+
+
+def test_speed_by_hand():
+    slow = {"AR": [5.0, 5.0], "SJD": [4.0, 1.0]}  # a round on a machine half as fast
+    fast = {"AR": [2.0, 2.0], "SJD": [1.0, 1.0]}
+    passes = {"AR": [100.0, 100.0], "SJD": [20.0, 30.0]}
+    record = {"batch": 4, "passes": passes, "rounds": [fast, slow, fast]}
+    got = compare.speed(record)
+    assert got["AR"] == dict(seconds=0.5, ratio=1.0, passes_ratio=1.0, realised=None)
+    want = dict(seconds=0.25, ratio=2.0, passes_ratio=4.0, realised=(1 / 2) / (3 / 4))
+    assert got["SJD"] == pytest.approx(want)
+
+
+def test_cells_outside_the_support_are_counted_apart():
+    grids = np.array([[[1.0, 3.0]], [[np.inf, 5.0]]])
+    mean, outside = measure.inside(grids)
+    np.testing.assert_array_equal(mean, [2, 5])
+    np.testing.assert_array_equal(outside, [0, 1])
+    with pytest.raises(ValueError, match="picture 1 has no cell"):
+        measure.inside(np.array([[[1.0]], [[np.inf]]]))
+
+
+# Likelihood.
+
+
+def test_likelihood_is_that_of_the_distribution_sampled_from():
+    settings = {"temperature": 0.8, "guidance": 1.5, "top_k": 4}
+    target = toy.target(toy.transformer((2, 3), 6), 2, **settings)
+    tokens = np.random.default_rng(0).integers(0, 6, (2, 2, 3))
+    condition, raster = np.asarray(target.condition), tokens.reshape(2, 6)
+    pairs = np.stack([condition, np.zeros_like(condition)], axis=1)  # with null rows
+    forward = jax.jit(Transformer(target.model.config).apply)
+    logits = forward(
+        target.params, pairs.reshape(4, *condition.shape[1:]), raster.repeat(2, 0)
+    )
+    cells = jnp.broadcast_to(jnp.arange(6), (2, 6))
+    log_p = log_probs(guide(logits, cells, target.sampling), target.sampling)
+    want = -np.take_along_axis(np.asarray(log_p), raster[..., None], axis=2)[..., 0]
+    got = measure.negative_log_likelihood(target, tokens).reshape(2, 6)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    assert 0 < np.isinf(want).sum() < 12
+
+
+# The whole.
+
+TOYS = [
+    Contestant("AR", AR(), "exact"),
+    Contestant("SJD", SJD(4), "exact"),
+]
+PLAN = run.Plan(count=4, seeds=2, batch=2, rounds=2, timed=1)
+
+
+def toy_task() -> measure.Task:
+    def features(images):
+        return images.reshape(len(images), -1, 48).mean(1).astype(np.float32) / 255
+
+    def match(x):
+        return {"r1": bootstrap(x[:, 0]), "r5": bootstrap(x[:, 1])}
+
+    captions = ["red heart", "blue tree", "flat emoji of a hat", "woman"]
+    real = np.random.default_rng(0).random((4, 48))
+    return measure.Task(toy.family(), captions, real, features, match)
+
+
+@pytest.fixture(scope="module")
+def toy_record(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    with Progress(disable=True) as bar:
+        record = run.measure(toy_task(), TOYS, PLAN, folder, bar)
+    about = {"command": "toy", "date": "today", "machine": {}}
+    return folder, about | record
+
+
+def test_measurement_of_a_toy_family(toy_record):
+    _, record = toy_record
+    rows = {report.label(row): row for row in record["rows"]}
+    assert list(rows) == ["AR, seed 0", "AR, seed 1", "SJD"]
+    ar, sjd = rows["AR, seed 0"], rows["SJD"]
+    assert ar["passes"] == {"mean": 16, "deviation": 0, "ratio": 1}
+    assert 4 <= sjd["passes"]["mean"] < 16 and 0 < sjd["acceptance"] < 1
+    assert ar["acceptance"] is None and ar["outside"] is None
+    for row in rows.values():  # exact: nothing that the target would not draw
+        assert row["nll"]["outside_cells"] == row["nll"]["outside_pictures"] == 0
+        assert set(row["time"]) == {"1", "2"}
+    # AR against its other seed, which is against it.
+    other = rows["AR, seed 1"]
+    assert ar["nll"]["difference"][0] == pytest.approx(-other["nll"]["difference"][0])
+    assert other["kid_ar"] is not None and ar["kid_ar"] is None
+    assert len(record["raw_times"]["1"]["rounds"]) == 2
+    # With two seeds there is one distance between them, and no spread of it.
+    assert record["bands"]["kid_ar"] is None and record["bands"]["nll"] is not None
+
+
+def test_a_stopped_measurement_goes_on(toy_record, monkeypatch):
+    folder, record = toy_record
+
+    def forbidden(*args, **kwargs):
+        raise AssertionError("drawn again")
+
+    monkeypatch.setattr(jaxspec, "generate", forbidden)
+    monkeypatch.setattr(measure, "run", forbidden)
+    with Progress(disable=True) as bar:
+        again = run.measure(toy_task(), TOYS, PLAN, folder, bar)
+        assert json.dumps(again) == json.dumps({k: record[k] for k in again})
+        more = [*TOYS, Contestant("GSD", GSD(), "biased")]
+        with pytest.raises(AssertionError, match="drawn again"):
+            run.measure(toy_task(), more, PLAN, folder, bar)
+
+
+def test_report_of_a_toy_family(toy_record, tmp_path):
+    _, record = toy_record
+    text = report.table(record)
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert len({line.count("|") for line in lines}) == 1 and len(lines) == 2 + 3
+    assert "| AR, seed 0 | exact | 16.0 ± 0.0 | 1.00x | 1.00x | 1.00x |  |" in text
+    assert "- SJD: `SJD(window=4, initial='random', rule=Ratio())`" in text
+    if importlib.util.find_spec("matplotlib"):
+        report.write(record, tmp_path)
+        assert json.loads((tmp_path / "methods.json").read_text())["rows"]
+        assert (tmp_path / "methods.png").stat().st_size > 10_000
+
+
+def test_names_cover_neither_points_nor_each_other():
+    points = np.random.default_rng(0).uniform(0, 300, (30, 2))
+    sizes = np.tile([40.0, 10.0], (15, 1))
+    offsets = report.place_names(points, list(range(15)), sizes)
+    centres = points[:15] + np.stack(offsets)
+    apart = np.abs(centres[:, None] - points[None]) > np.array([[[20, 5]]])
+    assert apart.any(2).all()
+    apart = np.abs(centres[:, None] - centres[None]) >= np.array([[[40, 10]]])
+    assert (apart.any(2) | np.eye(15, dtype=bool)).all()
+    alone = report.place_names(np.zeros((1, 2)), [0], sizes[:1])[0]
+    np.testing.assert_allclose(alone, [30, 0])
+
+
+def test_selection_by_name():
+    names = [each.name for each in select("SJD*, GSD")]
+    assert names == ["AR", "SJD", "SJD-left", "GSD", "SJD-cooled"]
+    assert select("*") == list(CONTESTANTS)
+    with pytest.raises(ValueError, match="no method is called 'sjd'; there are AR, "):
+        select("sjd")
+
+
+def test_plans_that_measure_nothing_are_refused():
+    with pytest.raises(ValueError, match="seeds must be 2 or more, not 1"):
+        run.Plan(seeds=1)
