@@ -52,6 +52,21 @@ def method_class(cls: T) -> T:
     )
 
 
+def check_method(method: Method) -> None:
+    """Refuses what is no method, or one that JAX does not know.
+
+    Raises:
+      ValueError: it is a class, no dataclass, or was not made by `method_class`.
+    """
+    if isinstance(method, type) or not dataclasses.is_dataclass(method):
+        raise ValueError(f"method must be one such as AR(), not {method!r}")
+    if any(leaf is method for leaf in jax.tree.leaves(method)):
+        raise ValueError(
+            f"JAX does not know {type(method).__name__}: put @jaxspec.method_class "
+            "above its class, in place of @dataclass"
+        )
+
+
 def describe(method: Method) -> dict[str, Any]:
     """A method's name and knobs, as JSON takes them."""
 
