@@ -10,7 +10,16 @@ if TYPE_CHECKING:
     from jaxspec.compile_cache import use_compile_cache
     from jaxspec.decoding import Decoded, Method, Target, decode
     from jaxspec.generation import Generated, generate, image_keys
-    from jaxspec.methods import AR, GSD, SCD, SJD, Addition, Amplify, ZipAR
+    from jaxspec.methods import (
+        AR,
+        GSD,
+        SCD,
+        SJD,
+        Addition,
+        Amplify,
+        Speculative,
+        ZipAR,
+    )
     from jaxspec.pipeline import Pipeline
     from jaxspec.sampling import Sampling
 
@@ -27,6 +36,7 @@ _HOME = {
     "SCD": "methods",
     "SJD": "methods",
     "Sampling": "sampling",
+    "Speculative": "methods",
     "Target": "decoding",
     "ZipAR": "methods",
     "decode": "decoding",
@@ -51,6 +61,7 @@ __all__ = [
     "Method",
     "Pipeline",
     "Sampling",
+    "Speculative",
     "Target",
     "ZipAR",
     "decode",

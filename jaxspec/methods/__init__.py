@@ -4,6 +4,7 @@ from jaxspec.methods.ar import AR
 from jaxspec.methods.gsd import GSD, Addition, Amplify
 from jaxspec.methods.scd import SCD
 from jaxspec.methods.sjd import SJD
+from jaxspec.methods.speculative import Speculative
 from jaxspec.methods.zipar import ZipAR
 
-__all__ = ["AR", "GSD", "SCD", "SJD", "Addition", "Amplify", "ZipAR"]
+__all__ = ["AR", "GSD", "SCD", "SJD", "Addition", "Amplify", "Speculative", "ZipAR"]
