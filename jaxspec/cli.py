@@ -18,6 +18,8 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from jaxspec import commands_checkpoints
+
 app = typer.Typer(
     name="jaxspec",
     help="Draws pictures from words with autoregressive image generators.",
@@ -26,6 +28,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain text: no second library to import, any terminal
     pretty_exceptions_enable=False,
 )
+app.add_typer(commands_checkpoints.app)
 
 
 class _File(NamedTuple):
@@ -266,6 +269,8 @@ def _one_line_errors() -> Generator[None]:
     """What the library refuses is the user's to mend: one line, no traceback."""
     try:
         yield
+    except BrokenPipeError:
+        raise  # as by `| head`: nothing went wrong, and the framework ends quietly
     except (ValueError, OSError, FloatingPointError) as error:
         typer.echo(f"error: {' '.join(str(error).split())}", err=True)
         raise typer.Exit(2) from None
