@@ -1,0 +1,184 @@
+"""The commands for published checkpoints: `inspect`, and `convert` for one model."""
+
+import json
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(rich_markup_mode=None)
+convert = typer.Typer(
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="Convert published PyTorch checkpoints.",
+)
+app.add_typer(convert, name="convert")
+
+Source = Annotated[
+    str, typer.Argument(metavar="FILE_OR_FOLDER", help="Of a published model.")
+]
+Weights = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Which of several sets, such as model or ema."),
+]
+Size = Annotated[
+    int | None,
+    typer.Option(help="Pixels a side, where a LlamaGen file does not tell."),
+]
+Heads = Annotated[
+    int | None,
+    typer.Option(help="Of a LlamaGen transformer of a size that was not published."),
+]
+
+
+@app.command(
+    epilog="""\b
+Examples:
+  jaxspec inspect ar_dtok_lp_256px.pth
+  jaxspec inspect c2i_B_256.pt --tensors
+  jaxspec inspect Tar-1.5B/ --json"""
+)
+def inspect(
+    path: Source,
+    weights: Weights = None,
+    size: Size = None,
+    heads: Heads = None,
+    tensors: Annotated[
+        bool, typer.Option("--tensors", help="List every tensor.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON, with every tensor.")
+    ] = False,
+) -> None:
+    """Tell what a checkpoint holds, without loading it or running code of it."""
+    with _one_line_errors():
+        from jaxspec.checkpoints.inspect import inspect_checkpoint
+        from jaxspec.checkpoints.writer import to_json
+
+        found = inspect_checkpoint(path, weights=weights, size=size, heads=heads)
+        if as_json:
+            typer.echo(to_json(found))
+            return
+        for line in _told(found):
+            typer.echo(line)
+        if tensors:
+            for line in _listed(found["tensors"]):
+                typer.echo(line)
+
+
+@convert.command(
+    epilog="""\b
+Examples:
+  jaxspec convert model vq_ds16_t2i.pt --out vq
+  jaxspec convert model c2i_B_384.pt --out c2i-b --dtype bfloat16"""
+)
+def model(
+    path: Source,
+    out: Annotated[
+        str, typer.Option(metavar="FOLDER", help="New; it appears when all is written.")
+    ],
+    weights: Weights = None,
+    size: Size = None,
+    heads: Heads = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TYPE",
+            help="Cast to float32, float16 or bfloat16.  [default: as the file has it]",
+        ),
+    ] = None,
+) -> None:
+    """Convert one model into a folder, strictly: all of it fits, or none is written."""
+    with _one_line_errors():
+        from jaxspec.checkpoints.single import convert_model
+
+        with _byte_bar() as progress:
+            provenance = convert_model(
+                path,
+                out,
+                size=size,
+                heads=heads,
+                weights=weights,
+                dtype=dtype,
+                progress=progress,
+            )
+        for place, part in provenance["parts"].items():
+            typer.echo(f"wrote {out}: {part['family']}, {part['size']}, as {place}")
+
+
+def _told(found: dict[str, Any]) -> Iterator[str]:
+    """The record of a checkpoint as aligned lines."""
+    files = [f"{file['name']} ({_bytes(file['bytes'])})" for file in found["files"]]
+    types = [f"{count} {kind}" for kind, count in found["types"].items()]
+    family = [found["family"], found["size"]] if found["family"] else ["unknown"]
+    count = f"{len(found['tensors']):,}, {found['values']:,} values"
+    facts = {
+        "files": ", ".join(files),
+        "containers": " > ".join(found["containers"]) or "none",
+        "family": ", ".join(family),
+        "tensors": f"{count}, {_bytes(found['bytes'])}",
+        "types": ", ".join(types),
+        "left out": ", ".join(found["left_out"]),
+        "arguments": json.dumps(found["arguments"], default=str, skipkeys=True),
+        "converts": "yes" if found["converts"] else "no: " + found["problems"][0],
+    }
+    for name, fact in facts.items():
+        if fact and fact != "{}":
+            yield f"{name:<11} {fact}"
+    for problem in found["problems"][1:]:
+        yield f"{'':<11} {problem}"
+
+
+def _listed(tensors: list[dict[str, Any]]) -> Iterator[str]:
+    """A line a tensor, in columns."""
+    rows = [(x["name"], str(x["shape"]), x["type"], f"{x['bytes']:,}") for x in tensors]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for name, shape, kind, size in rows:
+        yield (
+            f"{name:<{widths[0]}}  {shape:<{widths[1]}}  {kind:<{widths[2]}}  "
+            f"{size:>{widths[3]}}"
+        )
+
+
+def _bytes(count: float) -> str:
+    """Such as "2.53 GB"."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:,} bytes" if unit == "bytes" else f"{count:.2f} {unit}"
+        count /= 1000
+    raise AssertionError
+
+
+@contextmanager
+def _one_line_errors() -> Generator[None]:
+    """As in `jaxspec.cli`, and a torch that is not installed; problems keep lines."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # as by `| head`
+    except (ValueError, OSError, ModuleNotFoundError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None
+
+
+@contextmanager
+def _byte_bar() -> Generator[Callable[[int, int], None] | None]:
+    """A `progress` for conversions; None where no one watches stderr."""
+    from rich import progress
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (
+        progress.TextColumn("converting"),
+        progress.BarColumn(),
+        progress.DownloadColumn(),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    with progress.Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
