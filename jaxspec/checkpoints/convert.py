@@ -2,20 +2,38 @@
 
 A table says how our parameters are made of PyTorch tensors, by layouts that only move
 values. It is read in both directions, so that a conversion and its inverse cannot
-drift apart. Arrays are NumPy's on both sides; dtypes are kept.
+drift apart. Arrays are NumPy's on both sides; dtypes are kept unless another is asked
+for. Tensors may lie in files: each is read when its parameter is made, and stacked
+parameters are made a layer at a time, so that little is in memory at once.
 """
 
 import difflib
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from fnmatch import fnmatchcase
+from functools import partial
+from math import prod
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+
+class Tensor(Protocol):
+    """What is asked of a state dict's values; `np.asarray` gives those of one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> np.dtype: ...
+
+
 FLOATS = tuple(map(np.dtype, (np.float32, np.float16, jnp.bfloat16)))
+_FLOAT_NAMES = ", ".join(map(str, FLOATS))
 
 
 @dataclass(frozen=True)
@@ -58,13 +76,15 @@ class Entry:
         layers = range(shape[0] if self.stacked else 1)
         return [[key.format(layer=i) for key in self.keys] for i in layers]
 
-    def join(self, state_dict: Mapping[str, np.ndarray], shape: tuple[int, ...]):
-        """Our parameter, contiguous and sharing no memory with the tensors."""
-        layers = [
-            np.concatenate([self.layout.to_ours(state_dict[k]) for k in keys], axis=-1)
-            for keys in self.sources(shape)
-        ]
-        return np.ascontiguousarray(np.stack(layers) if self.stacked else layers[0])
+    def pieces(
+        self, state_dict: Mapping[str, Tensor], shape: tuple[int, ...], dtype: np.dtype
+    ) -> Iterator[np.ndarray]:
+        """Our parameter in pieces that lie behind each other: a layer, or all of it."""
+        for keys in self.sources(shape):
+            parts = [self.layout.to_ours(np.asarray(state_dict[k])) for k in keys]
+            with np.errstate(over="ignore"):  # whoever writes them looks for infinities
+                parts = [part.astype(dtype, copy=False) for part in parts]
+            yield parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
 
     def split(self, value: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
         """The PyTorch keys and tensors of our parameter, as views of it."""
@@ -76,6 +96,33 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Parameter:
+    """A parameter of ours that is read piece by piece, when asked for.
+
+    Attributes:
+      shape, dtype: of all of it.
+      pieces: gives its values in order; pieces may be views of the tensors.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    pieces: Callable[[], Iterator[np.ndarray]]
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+    def array(self) -> np.ndarray:
+        """All of it, sharing no memory with the tensors."""
+        out = np.empty(self.shape, self.dtype)
+        flat, at = out.reshape(-1), 0
+        for piece in self.pieces():
+            flat[at : at + piece.size] = piece.reshape(-1)
+            at += piece.size
+        return out
+
+
+@dataclass(frozen=True)
 class Table:
     """The key table of one family of checkpoints.
 
@@ -83,12 +130,35 @@ class Table:
       entries: `config -> entries`; those for parameters that a model of this
         configuration does not have are passed over.
       init: `config -> variables`, the abstract parameters of the model.
-      not_weights: keys that some files hold beside the weights, and that are dropped.
+      not_weights: keys that some files hold beside the weights, and that are dropped; a
+        `*` stands for anything.
+      unused: `config -> keys`, as above, of weights that the model does not run.
+      tied: `config -> {key: other}`, keys that hold what the other holds. A file may
+        have either or both; if both, they must be equal. `to_torch` gives the other.
     """
 
     entries: Callable[[Any], Iterable[Entry]]
     init: Callable[[Any], Any]
     not_weights: frozenset[str] = frozenset()
+    unused: Callable[[Any], Iterable[str]] = lambda config: ()
+    tied: Callable[[Any], Mapping[str, str]] = lambda config: {}
+
+    def drops(self, key: str, config) -> bool:
+        """Whether a key of a state dict is passed over."""
+        if key in self.tied(config):
+            return True
+        patterns = (*self.not_weights, *self.unused(config))
+        return any(fnmatchcase(key, pattern) for pattern in patterns)
+
+    def untied(self, state_dict: Mapping[str, Tensor], config) -> Mapping[str, Tensor]:
+        """The state dict, keys that are missing looked up by those they are tied to."""
+        found = {
+            other: state_dict[key]
+            for key, other in self.tied(config).items()
+            if key in state_dict and other not in state_dict
+        }
+        rest: Any = state_dict  # may read its tensors when asked: not to be copied
+        return ChainMap(found, rest) if found else state_dict
 
     def plan(self, config) -> list[tuple[Entry, tuple[int, ...]]]:
         """The entry and the shape of every parameter of the model."""
@@ -100,24 +170,51 @@ class Table:
         return [(entries[path], leaf.shape) for path, leaf in shapes.items()]
 
 
-def convert(
-    state_dict: Mapping[str, np.ndarray], config: Any, table: Table
-) -> dict[str, Any]:
-    """Parameters, as the model's `init` gives them, from a PyTorch state dict.
+def parameters(
+    state_dict: Mapping[str, Tensor], config: Any, table: Table, dtype=None
+) -> dict[str, Parameter]:
+    """The model's parameters by their paths, checked but not read.
+
+    Args:
+      state_dict: may hold tensors that lie in files.
+      config: of the model.
+      table: of its family.
+      dtype: cast to it; None keeps what the tensors have.
 
     Raises:
       ValueError: tensors are missing, unexpected, of another shape or of a type that
         weights do not have; the message lists all of them.
     """
+    if dtype is not None and dtype not in (*FLOATS, *map(str, FLOATS)):
+        raise ValueError(f"dtype must be one of {_FLOAT_NAMES}, not {dtype!r}")
     plan = table.plan(config)
-    problems = list(_problems(state_dict, plan, table.not_weights))
+    state_dict = table.untied(state_dict, config)
+    problems = list(_problems(state_dict, plan, table, config, dtype is None))
     if problems:
         count = f"{len(problems)} problem" + "s" * (len(problems) > 1)
         raise ValueError(
             f"{count} in the state dict; nothing was converted:\n  "
             + "\n  ".join(problems)
         )
-    flat = {entry.path: entry.join(state_dict, shape) for entry, shape in plan}
+
+    def parameter(entry: Entry, shape: tuple[int, ...]) -> Parameter:
+        first = state_dict[entry.sources(shape)[0][0]]
+        kept = np.dtype(first.dtype if dtype is None else dtype)
+        return Parameter(shape, kept, partial(entry.pieces, state_dict, shape, kept))
+
+    return {entry.path: parameter(entry, shape) for entry, shape in plan}
+
+
+def convert(
+    state_dict: Mapping[str, Tensor], config: Any, table: Table
+) -> dict[str, Any]:
+    """Parameters, as the model's `init` gives them, from a PyTorch state dict.
+
+    Raises:
+      ValueError: as `parameters` does.
+    """
+    found = parameters(state_dict, config, table)
+    flat = {path: parameter.array() for path, parameter in found.items()}
     return {"params": unflatten_dict(flat, sep="/")}
 
 
@@ -142,9 +239,11 @@ def to_torch(params: Any, config: Any, table: Table) -> dict[str, np.ndarray]:
 
 
 def _problems(
-    state_dict: Mapping[str, np.ndarray],
+    state_dict: Mapping[str, Tensor],
     plan: list[tuple[Entry, tuple[int, ...]]],
-    not_weights: frozenset[str],
+    table: Table,
+    config: Any,
+    same_types: bool,
 ) -> Iterator[str]:
     """Everything that keeps a state dict from fitting, a line each."""
     # Splitting stand-ins, which take no memory, gives the shapes PyTorch should have.
@@ -154,7 +253,7 @@ def _problems(
         for key, tensor in entry.split(np.broadcast_to(np.float32(0), shape))
     }
     missing = [key for key in want if key not in state_dict]
-    unexpected = [k for k in state_dict if k not in want and k not in not_weights]
+    unexpected = [k for k in state_dict if k not in want and not table.drops(k, config)]
     for key in missing:
         yield f"missing {key} {list(want[key])}" + _nearest(key, unexpected)
     for key in unexpected:
@@ -165,18 +264,24 @@ def _problems(
         shape = np.shape(state_dict[key]) if key in state_dict else want[key]
         if shape != want[key]:
             yield f"shape of {key} is {list(shape)}, not {list(want[key])}"
+    for key, other in table.tied(config).items():
+        if key in state_dict and other in state_dict:
+            one, two = np.asarray(state_dict[key]), np.asarray(state_dict[other])
+            if not np.array_equal(one, two):
+                yield f"{key} differs from {other}, which it is tied to"
     for entry, shape in plan:
         keys = [key for keys in entry.sources(shape) for key in keys]
-        yield from _mistyped({k: state_dict[k].dtype for k in keys if k in state_dict})
+        types = {k: state_dict[k].dtype for k in keys if k in state_dict}
+        yield from _mistyped(types, same_types)
 
 
-def _mistyped(types: Mapping[str, np.dtype]) -> Iterator[str]:
+def _mistyped(types: Mapping[str, np.dtype], same: bool) -> Iterator[str]:
     """Types that weights do not have; differing types of the tensors of one entry."""
     for key, dtype in types.items():
         if dtype not in FLOATS:
-            yield f"type of {key} is {dtype}, not one of {', '.join(map(str, FLOATS))}"
+            yield f"type of {key} is {dtype}, not one of {_FLOAT_NAMES}"
     floats = {dtype: key for key, dtype in types.items() if dtype in FLOATS}
-    if len(floats) > 1:  # joining would convert some without a word
+    if same and len(floats) > 1:  # joining would convert some without a word
         found = ", ".join(f"{dtype} in {key}" for dtype, key in floats.items())
         yield f"types differ in what becomes one array: {found}"
 

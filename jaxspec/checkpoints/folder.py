@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import typing
-import uuid
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,13 +23,14 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
 from jaxspec.checkpoints.trees import flatten
+from jaxspec.checkpoints.writer import CONFIG, new_folder
 from jaxspec.models.transformer import TransformerConfig
 from jaxspec.models.vq import VQConfig
 from jaxspec.pipeline import Defaults, Pipeline, PipelineConfig, abstract_params
 from jaxspec.text import PieceText
 
 FAMILIES = Path(__file__).parent.parent / "families"
-CONFIG, TOKENIZER = "config.json", "tokenizer.json"
+TOKENIZER = "tokenizer.json"
 ORBAX = "orbax"
 
 
@@ -57,10 +57,12 @@ def from_dict(kind: Any, values: dict[str, Any]) -> Any:
             f"{sorted(missing)}; was it written by another version of jaxspec?"
         )
 
-    def is_tuple(t):
-        return typing.get_origin(t) is tuple
+    def parsed(hint, value):
+        if dataclasses.is_dataclass(hint) and isinstance(value, dict):
+            return from_dict(hint, value)
+        return tuple(value) if typing.get_origin(hint) is tuple else value
 
-    return kind(**{k: tuple(v) if is_tuple(hints[k]) else v for k, v in values.items()})
+    return kind(**{k: parsed(hints[k], v) for k, v in values.items()})
 
 
 def _config_to_json(config: PipelineConfig) -> dict[str, Any]:
@@ -105,8 +107,6 @@ def save(
     folder = Path(folder)
     if format not in ("safetensors", "orbax"):
         raise ValueError(f"format must be 'safetensors' or 'orbax', not {format!r}")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} exists and is not an empty folder")
     weights = params.params
     if dtype is not None:
         weights = _cast(weights, dtype)
@@ -114,16 +114,8 @@ def save(
     if lost:
         as_type = f" as {jnp.dtype(dtype).name}" if dtype is not None else ""
         raise ValueError(f"weights are not finite{as_type}: {', '.join(lost)}")
-    # A name of its own: what a killed save left behind is in nobody's way.
-    partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.partial")
-    partial.mkdir(parents=True)
-    try:
+    with new_folder(folder) as partial:
         _write(params.config, weights, partial, format)
-        if folder.exists():
-            folder.rmdir()
-        os.replace(partial, folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 @jax.jit(static_argnums=1)
@@ -141,7 +133,7 @@ def _write(config: PipelineConfig, weights: Any, folder: Path, format: str) -> N
     (folder / CONFIG).write_text(text + "\n", encoding="utf8")
     (folder / TOKENIZER).write_text(config.text.spec, encoding="utf8")
     if format == "safetensors":
-        for name, part in _parts(flatten(weights)).items():
+        for name, part in to_files(flatten(weights)).items():
             save_file({k: np.asarray(x) for k, x in part.items()}, folder / name)
             # The library makes files that only their owner can read.
             shutil.copymode(folder / CONFIG, folder / name)
@@ -152,7 +144,7 @@ def _write(config: PipelineConfig, weights: Any, folder: Path, format: str) -> N
             checkpointer.save(folder.absolute() / ORBAX, weights)
 
 
-def _parts(flat: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def to_files(flat: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Weights by the file that holds them: each model of a family has its own."""
     parts: dict[str, dict[str, Any]] = {}
     for key, x in flat.items():
@@ -205,9 +197,10 @@ def _check_fit(found: dict[str, Any], want: dict[str, Any]) -> None:
         )
 
 
-def _read_safetensors(folder: Path, want: dict[str, Any], dtype) -> dict[str, Any]:
+def read_safetensors(folder: Path, want: dict[str, Any], dtype) -> dict[str, Any]:
+    """The weights of a folder, those of `want` and of its shapes, on the device."""
     tensors = {}
-    for name, part in _parts(want).items():
+    for name, part in to_files(want).items():
         path = folder / name
         with _one_line(path), safe_open(path, framework="numpy") as f:
             _check_fit({k: f.get_slice(k).get_shape() for k in f.keys()}, part)
@@ -253,7 +246,7 @@ def load(name_or_folder: str | os.PathLike = "emoji", *, dtype=jnp.float32) -> P
         values = json.loads((folder / CONFIG).read_text(encoding="utf8"))
         config = _config_from_json(values, tokenizer)
         abstract = abstract_params(config)
-    read = _read_orbax if (folder / ORBAX).is_dir() else _read_safetensors
+    read = _read_orbax if (folder / ORBAX).is_dir() else read_safetensors
     flat = read(folder, flatten(abstract), dtype)
     leaves = [flat[k] for k in flatten(abstract)]
     return Pipeline(jax.tree.unflatten(jax.tree.structure(abstract), leaves), config)
