@@ -50,6 +50,7 @@ class ARTraining:
       corruption: largest share of input tokens replaced by one of their 8 nearest
         codes; each drawing draws its own share below it.
       tags: share of captions followed by some of the drawing's tags.
+      fall: share of the steps over which the rate falls, at their end.
       start: stage whose weights this one starts from; None is from scratch.
     """
 
@@ -66,6 +67,7 @@ class ARTraining:
     mirror: float = 0.5
     seed: int = 0
     text_width: int = 64
+    fall: float = 0.3
     start: str | None = None
 
     @property
@@ -80,12 +82,24 @@ STAGES = {
     "128-long": ARTraining(
         size=128,
         depth=5,
-        steps=18000,
+        steps=5500,
         batch=12,
         rate=9e-4,
         tags=0.2,
         mirror=0.0,
+        fall=0.0,
         start="128",
+    ),
+    "128-end": ARTraining(
+        size=128,
+        depth=5,
+        steps=2400,
+        batch=12,
+        rate=6e-4,
+        corruption=0.3,
+        tags=0.2,
+        fall=1.0,
+        start="128-long",
     ),
 }
 
@@ -272,21 +286,16 @@ def make_step(settings: ARTraining, codebook, optimizer):
 
 
 def make_optimizer(settings: ARTraining) -> optax.GradientTransformation:
-    """AdamW under warm-up, a constant rate, and a linear fall over the last 30 %.
+    """AdamW under warm-up, a constant rate, and a linear fall at the end.
 
     Until the fall begins, a run does not depend on its number of steps: it can be made
     longer or shorter.
     """
-    fall = int(0.7 * settings.steps)
-    schedule = optax.join_schedules(
-        [
-            optax.linear_schedule(0.0, settings.rate, min(100, fall // 10)),
-            optax.linear_schedule(
-                settings.rate, 0.02 * settings.rate, settings.steps - fall
-            ),
-        ],
-        [fall],
-    )
+    warm, fall = min(100, settings.steps // 16), settings.fall * settings.steps
+
+    def schedule(step):
+        left = jnp.minimum(1.0, (settings.steps - step) / max(fall, 1.0))
+        return settings.rate * jnp.minimum(1.0, step / warm) * (0.02 + 0.98 * left)
 
     def matrices(params):
         return jax.tree.map_with_path(
