@@ -185,6 +185,8 @@ def _highest(allowed, score, count, otherwise):
     """
     if count == 0:
         return otherwise[..., :0]
+    # A code that cannot be drawn has a rank too.
+    score = jnp.maximum(score, jnp.finfo(score.dtype).min)
     score = jnp.where(allowed, score, -jnp.inf)
     value, index = jax.lax.top_k(score, min(count, score.shape[-1]))
     return jnp.where(jnp.isneginf(value), otherwise, index)
