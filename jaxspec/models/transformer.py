@@ -11,7 +11,7 @@ images, T tokens fed, P prefix slots, N cells, S = P + N slots, K heads, D head 
 model width, F SwiGLU width, L layers, V codes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -87,11 +87,29 @@ class Cache:
     @staticmethod
     def empty(config: TransformerConfig, batch: int, dtype=jnp.float32) -> "Cache":
         shape = (batch, config.heads, config.slots, config.head_width)
+        return Cache.zeros(config.depth, shape, dtype)
+
+    @staticmethod
+    def zeros(depth: int, shape: tuple[int, int, int, int], dtype) -> "Cache":
+        """Nothing written yet; `shape` is a layer's, [B, K, S, D]."""
 
         def layers():
-            return tuple(jnp.zeros(shape, dtype) for _ in range(config.depth))
+            return tuple(jnp.zeros(shape, dtype) for _ in range(depth))
 
         return Cache(layers(), layers())
+
+
+def write_slots(old: jax.Array, new: jax.Array, slots: jax.Array) -> jax.Array:
+    """`old` [B, K, S, D] with `new` [B, K, T, D] at slots [B, T].
+
+    A slot of S or more is not written.
+    """
+    # An index for each head too: without, XLA makes the write of a single slot a
+    # slice update, fuses it into both of its uses, and copies the cache for that.
+    rows = jnp.arange(old.shape[0])[:, None, None]
+    heads = jnp.arange(old.shape[1])[None, :, None]
+    at = (rows, heads, slots[:, None])
+    return old.at[at].set(new.astype(old.dtype), mode="drop")
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
@@ -128,14 +146,23 @@ def rotate(x: jax.Array, table: jax.Array) -> jax.Array:
 
 
 def attend(
-    q: jax.Array, key: jax.Array, value: jax.Array, visible: jax.Array
+    q: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    visible: jax.Array,
+    scale: float | None = None,
+    bias: jax.Array | None = None,
 ) -> jax.Array:
     """Attention of q [B, K, T, D] to key and value [B, K, S, D]: [B, K, T, D].
 
-    `visible` [B or 1, T, S] says which slots a query may see; each must see one.
+    `visible` [B or 1, T, S] says which slots a query may see; each must see one. Scores
+    are multiplied by `scale`, 1 / sqrt(D) by default, and `bias` [B or 1, K, T, S] is
+    added to them.
     """
-    scores = jnp.einsum("bktd,bksd->bkts", q, key) * q.shape[-1] ** -0.5
-    scores = jnp.where(visible[:, None], scores.astype(jnp.float32), -jnp.inf)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scores = jnp.einsum("bktd,bksd->bkts", q, key, preferred_element_type=jnp.float32)
+    scores = scores * scale if bias is None else scores * scale + bias
+    scores = jnp.where(visible[:, None], scores, -jnp.inf)
     weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
     return jnp.einsum("bkts,bksd->bktd", weights, value)
 
@@ -153,6 +180,14 @@ def attend_causal(q, key, value, visible, blocks: int = 4) -> jax.Array:
         if b > a
     ]
     return jnp.concatenate(parts, axis=2)
+
+
+def gated(
+    x: jax.Array, gate_up: jax.Array, down: jax.Array, activation=nn.silu
+) -> jax.Array:
+    """Gated feed-forward layer (SwiGLU by default) of x [..., C]; gate_up [C, 2F]."""
+    gate, up = jnp.split(x @ gate_up, 2, axis=-1)
+    return (activation(gate) * up) @ down
 
 
 def layer_shapes(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
@@ -174,9 +209,14 @@ def unstacked(config: TransformerConfig, params: dict) -> dict:
     As with `Cache`, every pass would otherwise copy all layers out of their stack,
     which adds half where reading the weights is the limit. This copies them once.
     """
+    return unstack(params, layer_shapes(config))
+
+
+def unstack(params: dict, names: Iterable[str]) -> dict:
+    """Moves the stacked parameters of these names to `layers`, a dictionary a layer."""
     inner = dict(params["params"])
     if "layers" not in inner:
-        stacks = {name: inner.pop(name) for name in layer_shapes(config)}
+        stacks = {name: inner.pop(name) for name in names}
         inner["layers"] = jax.jit(_split)(stacks)
     return {"params": inner}
 
@@ -284,9 +324,8 @@ class Transformer(nn.Module):
             h = h.swapaxes(1, 2).reshape(b, t, -1)
             x = x + drop(0, h @ layer["attention_out"])
         with jax.named_scope("feed_forward"):
-            h = rms_norm(x, layer["ffn_norm"], c.norm_epsilon) @ layer["gate_up"]
-            gate, up = jnp.split(h, 2, axis=-1)
-            x = x + drop(1, (nn.silu(gate) * up) @ layer["down"])
+            h = rms_norm(x, layer["ffn_norm"], c.norm_epsilon)
+            x = x + drop(1, gated(h, layer["gate_up"], layer["down"]))
         return x
 
     def extend(
@@ -304,21 +343,13 @@ class Transformer(nn.Module):
         Returns:
           States [B, T, C] before the final norm (for `logits`), and the cache.
         """
-        # An index for each head too: without, XLA makes the write of a single slot a
-        # slice update, fuses it into both of its uses, and copies the cache for that.
-        rows = jnp.arange(x.shape[0])[:, None, None]
-        heads = jnp.arange(self.config.heads)[None, :, None]
-        at, turn = (rows, heads, slots[:, None]), self._turn(slots)
-
-        def write(old, new):
-            return old.at[at].set(new.astype(old.dtype), mode="drop")
-
+        turn = self._turn(slots)
         keys, values = [], []
 
         def attention(q, k, v):
             i = len(keys)
-            keys.append(write(cache.keys[i], turn(k)))
-            values.append(write(cache.values[i], v))
+            keys.append(write_slots(cache.keys[i], turn(k), slots))
+            values.append(write_slots(cache.values[i], v, slots))
             return attend(turn(q), keys[i], values[i], visible)
 
         layers = self.layers
