@@ -213,6 +213,14 @@ def unit(x: jax.Array) -> jax.Array:
     return x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
 
 
+def nearest(latents: jax.Array, codes: jax.Array) -> jax.Array:
+    """Index of the nearest of codes [V, d], int32 [...], for latents [..., d]."""
+    # |z - e|^2 without |z|^2, which no code can change.
+    dot = latents @ codes.T
+    distance = jnp.broadcast_to(jnp.sum(codes**2, -1), dot.shape) - 2 * dot
+    return jnp.argmin(distance, axis=-1).astype(jnp.int32)
+
+
 class VQ(nn.Module):
     """Encoder, quantiser and decoder; call its methods through `apply(method=...)`."""
 
@@ -245,10 +253,7 @@ class VQ(nn.Module):
         codes = self.codes()
         if self.config.normalize_codes:
             latents = unit(latents)
-        # |z - e|^2 without |z|^2, which no code can change.
-        dot = latents @ codes.T
-        distance = jnp.broadcast_to(jnp.sum(codes**2, -1), dot.shape) - 2 * dot
-        return jnp.argmin(distance, axis=-1).astype(jnp.int32)
+        return nearest(latents, codes)
 
     def encode(self, images: jax.Array) -> jax.Array:
         """Codes [B, h, w] of pictures [B, H, W, 3] in [-1, 1]."""
@@ -274,3 +279,8 @@ def to_uint8(images: jax.Array) -> jax.Array:
     The clamp comes before the cast: a value just outside the range would wrap.
     """
     return jnp.clip(127.5 * images + 128.0, 0.0, 255.0).astype(jnp.uint8)
+
+
+def to_uint8_truncated(images: jax.Array) -> jax.Array:
+    """Maps [-1, 1] to 0..255 as Tar does: 255 (x / 2 + 1/2), clamped, fractions cut."""
+    return (jnp.clip(images * 0.5 + 0.5, 0.0, 1.0) * 255.0).astype(jnp.uint8)
