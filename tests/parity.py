@@ -12,10 +12,16 @@ from jaxspec.checkpoints import (
     ARDTOK,
     LLAMAGEN,
     LLAMAGEN_VQ,
+    QWEN2,
+    T5,
+    TA_TOK,
     Table,
     ardtok_config,
     convert,
     llamagen_config,
+    qwen2_config,
+    t5_config,
+    ta_tok_config,
     vq_config,
 )
 from tests.fixtures import synthetic
@@ -27,6 +33,7 @@ TRANSFORMERS = [
     "llamagen_c2i_tiny",
     "llamagen_t2i_tiny",
 ]
+E2E = "tar_e2e_tiny"  # several models, recorded together
 
 
 @dataclass(frozen=True)
@@ -41,9 +48,15 @@ class Published:
 
 
 def _describe(name: str, args: dict, state_dict: dict) -> tuple[Any, Table]:
-    if name.startswith("llamagen_vq"):
+    if name in ("qwen2_tiny", "qwen2_tiny_tied"):
+        return qwen2_config(args), QWEN2
+    if name == "t5_tiny":
+        return t5_config(args), T5
+    if name in ("tar_tatok_tiny", f"{E2E}_tatok"):
+        return ta_tok_config(args, state_dict), TA_TOK
+    if name.startswith("llamagen_vq") or name == f"{E2E}_vq":
         return vq_config(args), LLAMAGEN_VQ
-    if name.startswith("tar_ardtok"):
+    if name.startswith(("tar_ardtok", f"{E2E}_ardtok")):
         return ardtok_config(args, state_dict), ARDTOK
     side = int(args["block_size"] ** 0.5)
     grid = (side, side)
@@ -56,6 +69,7 @@ def published(name: str) -> Published:
     state_dict = synthetic.state_dict(manifest)
     config, table = _describe(name, manifest["args"], state_dict)
     params = jax.tree.map(jax.numpy.asarray, convert(state_dict, config, table))
-    with np.load(FOLDER / "expected" / f"{name}.npz") as file:
+    recorded = E2E if name.startswith(E2E) else name
+    with np.load(FOLDER / "expected" / f"{recorded}.npz") as file:
         expected = dict(file)
     return Published(state_dict, config, table, params, expected)

@@ -19,11 +19,20 @@ from jaxspec.models.transformer import Transformer
 from jaxspec.models.vq import VQConfig
 from tests.parity import TRANSFORMERS, published
 
+OTHERS = [
+    "llamagen_vq16_tiny",
+    "tar_tatok_tiny",
+    "qwen2_tiny",
+    "qwen2_tiny_tied",
+    "t5_tiny",
+]
+
 
 def weights(name: str) -> dict[str, np.ndarray]:
     """The fixture's state dict without what is not a weight; a fresh dict."""
-    dropped = published(name).table.not_weights
-    return {k: v for k, v in published(name).state_dict.items() if k not in dropped}
+    model = published(name)
+    drops = lambda key: model.table.drops(key, model.config)
+    return {k: v for k, v in model.state_dict.items() if not drops(k)}
 
 
 def assert_same_bits(got: dict, want: dict):
@@ -35,7 +44,7 @@ def assert_same_bits(got: dict, want: dict):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
-@pytest.mark.parametrize("name", [*TRANSFORMERS, "llamagen_vq16_tiny"])
+@pytest.mark.parametrize("name", [*TRANSFORMERS, *OTHERS])
 def test_round_trip_is_bit_equal(name, dtype):
     model = published(name)
     state_dict = {k: v.astype(dtype) for k, v in weights(name).items()}

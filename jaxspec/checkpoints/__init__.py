@@ -1,19 +1,47 @@
 """Published PyTorch checkpoints: key tables, strict conversion and its inverse."""
 
-from jaxspec.checkpoints.configs import ardtok_config, llamagen_config, vq_config
+from jaxspec.checkpoints.configs import (
+    ardtok_config,
+    llamagen_config,
+    qwen2_config,
+    t5_config,
+    ta_tok_config,
+    vq_config,
+)
 from jaxspec.checkpoints.convert import Entry, Layout, Table, convert, to_torch
-from jaxspec.checkpoints.tables import ARDTOK, LLAMAGEN, LLAMAGEN_VQ
+from jaxspec.checkpoints.inspect import inspect_checkpoint
+from jaxspec.checkpoints.readers import Checkpoint, read
+from jaxspec.checkpoints.single import convert_model, load_model
+from jaxspec.checkpoints.tables import (
+    ARDTOK,
+    LLAMAGEN,
+    LLAMAGEN_VQ,
+    QWEN2,
+    T5,
+    TA_TOK,
+)
 
 __all__ = [
     "ARDTOK",
     "LLAMAGEN",
     "LLAMAGEN_VQ",
+    "QWEN2",
+    "T5",
+    "TA_TOK",
+    "Checkpoint",
     "Entry",
     "Layout",
     "Table",
     "ardtok_config",
     "convert",
+    "convert_model",
+    "inspect_checkpoint",
     "llamagen_config",
+    "load_model",
+    "qwen2_config",
+    "read",
+    "t5_config",
+    "ta_tok_config",
     "to_torch",
     "vq_config",
 ]

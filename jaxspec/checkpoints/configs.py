@@ -4,8 +4,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
+from jaxspec.checkpoints.convert import Tensor
+from jaxspec.models.qwen2 import Qwen2Config
+from jaxspec.models.t5 import T5Config
+from jaxspec.models.ta_tok import TaTokConfig, TowerConfig
 from jaxspec.models.transformer import TransformerConfig
 from jaxspec.models.vq import VQConfig
 
@@ -21,8 +23,11 @@ LLAMAGEN_SIZES = {
     4096: (32, 32),
 }
 
+# SigLIP2's vision towers, width to depth and heads: base, large, so400m.
+SIGLIP2_SIZES = {768: (12, 12), 1024: (24, 16), 1152: (27, 16)}
 
-def _shape(state_dict: Mapping[str, np.ndarray], key: str) -> tuple[int, ...]:
+
+def _shape(state_dict: Mapping[str, Tensor], key: str) -> tuple[int, ...]:
     if key not in state_dict:
         raise ValueError(f"no {key!r} in the state dict: another family, or a wrapper?")
     return tuple(state_dict[key].shape)
@@ -36,7 +41,7 @@ def _square(cells: int) -> tuple[int, int]:
 
 
 def llamagen_config(
-    state_dict: Mapping[str, np.ndarray],
+    state_dict: Mapping[str, Tensor],
     grid: tuple[int, int] | None = None,
     heads: int | None = None,
 ) -> TransformerConfig:
@@ -87,7 +92,7 @@ def llamagen_config(
 
 
 def ardtok_config(
-    args: Mapping[str, Any], state_dict: Mapping[str, np.ndarray]
+    args: Mapping[str, Any], state_dict: Mapping[str, Tensor]
 ) -> TransformerConfig:
     """Configuration of Tar's AR-DTok from the `args` beside its state dict.
 
@@ -144,3 +149,153 @@ def vq_config(args: Mapping[str, Any]) -> VQConfig:
     if "multipliers" in fields:
         fields["multipliers"] = tuple(fields["multipliers"])  # static, so hashable
     return VQConfig(**fields)
+
+
+def _refuse(found: Mapping[str, Any], wanted: Mapping[str, tuple]) -> None:
+    """Raises ValueError for a setting that the model here does not know."""
+    for name, known in wanted.items():
+        value = found.get(name, known[0])
+        if value not in known:
+            raise ValueError(f"{name} {value!r} is not supported, only {known[0]!r}")
+
+
+def qwen2_config(config: Mapping[str, Any]) -> Qwen2Config:
+    """Configuration of a Qwen2 language model from its `config.json`.
+
+    Raises:
+      ValueError: it lacks a size, or asks for what no Tar model has: another kind of
+        model, scaled rotary positions, sliding windows, quantized weights.
+    """
+    # transformers 5 writes the rotary settings in one place, older ones in two.
+    rotary: dict[str, Any] = {"rope_theta": config.get("rope_theta", 10000.0)}
+    for name in ("rope_scaling", "rope_parameters"):
+        rotary |= config.get(name) or {}
+    windows = {"sliding_attention"} & set(config.get("layer_types") or ())
+    found = dict(config) | {
+        "rope_type": rotary.get("rope_type", rotary.get("type", "default")),
+        "use_sliding_window": bool(config.get("use_sliding_window") or windows),
+    }
+    known = {
+        "model_type": ("qwen2",),
+        "hidden_act": ("silu",),
+        "rope_type": ("default",),
+        "use_sliding_window": (False,),
+        "quantization_config": (None,),
+    }
+    _refuse(found, known)
+    try:
+        heads = config["num_attention_heads"]
+        return Qwen2Config(
+            vocab_size=config["vocab_size"],
+            width=config["hidden_size"],
+            depth=config["num_hidden_layers"],
+            heads=heads,
+            key_heads=config.get("num_key_value_heads") or heads,
+            head_width=config.get("head_dim") or config["hidden_size"] // heads,
+            hidden=config["intermediate_size"],
+            tied=config.get("tie_word_embeddings", False),
+            norm_epsilon=config.get("rms_norm_eps", 1e-6),
+            rotary_base=rotary["rope_theta"],
+        )
+    except KeyError as error:
+        raise ValueError(f"config.json lacks {error}") from None
+
+
+def t5_config(config: Mapping[str, Any]) -> T5Config:
+    """Configuration of a T5 encoder from its `config.json`.
+
+    Raises:
+      ValueError: it lacks a size, or is not of T5 v1.1's kind, such as flan-t5-xl's.
+    """
+    _refuse(
+        {"feed_forward_proj": "relu"} | dict(config),
+        {
+            "model_type": ("t5",),
+            "feed_forward_proj": ("gated-gelu",),
+            "quantization_config": (None,),
+        },
+    )
+    try:
+        return T5Config(
+            vocab_size=config["vocab_size"],
+            width=config["d_model"],
+            depth=config["num_layers"],
+            heads=config["num_heads"],
+            head_width=config["d_kv"],
+            hidden=config["d_ff"],
+            buckets=config.get("relative_attention_num_buckets", 32),
+            max_distance=config.get("relative_attention_max_distance", 128),
+            norm_epsilon=config.get("layer_norm_epsilon", 1e-6),
+        )
+    except KeyError as error:
+        raise ValueError(f"config.json lacks {error}") from None
+
+
+def ta_tok_config(
+    args: Mapping[str, Any], state_dict: Mapping[str, Tensor]
+) -> TaTokConfig:
+    """Configuration of Tar's TA-Tok from the `args` beside its state dict.
+
+    Depth and heads of the encoder are those of the SigLIP2 tower of its width, unless
+    `args["vision"]` holds a tower's own configuration.
+
+    Raises:
+      ValueError: `args` lacks the bottleneck, or describes what no published file has;
+        a tensor that tells a size is missing; the sizes do not fit each other.
+    """
+    try:
+        bottleneck = args["bottleneck"]["args"]
+        regularizer = bottleneck["regularizer"]["args"]
+        kind = bottleneck["regularizer"]["name"]
+        codes, code_width = regularizer["codebook_size"], bottleneck["bottleneck_dim"]
+    except KeyError as error:
+        raise ValueError(f"args lack {error}; they hold {sorted(args)}") from None
+    vision = dict(args.get("vision", {}))
+    known = {
+        "regularizer": ("simvq",),
+        "norm": ("none",),
+        "select_layer_id": (-2,),
+        "hidden_act": ("gelu_pytorch_tanh",),
+    }
+    _refuse(vision | bottleneck | dict(args) | {"regularizer": kind}, known)
+    patches = "embeddings.patch_embedding.weight"
+    places = "embeddings.position_embedding.weight"
+    fc1 = "encoder.layers.0.mlp.fc1.weight"
+    width, channels, patch, _ = _shape(state_dict, f"encoder.{patches}")
+    if vision:
+        depth, heads = vision["num_hidden_layers"], vision["num_attention_heads"]
+    elif width in SIGLIP2_SIZES:
+        depth, heads = SIGLIP2_SIZES[width]
+    else:
+        raise ValueError(f"no SigLIP2 tower has width {width}: give args a `vision`")
+    encoder = TowerConfig(
+        width=width,
+        depth=depth - 1,  # it is read before its last layer
+        heads=heads,
+        hidden=_shape(state_dict, f"encoder.{fc1}")[0],
+        channels=channels,
+        patch=patch,
+        places=_square(_shape(state_dict, f"encoder.{places}")[0])[0],
+        final_norm=False,
+    )
+    decoder_width, decoder_channels = _shape(
+        state_dict, f"decoder.vision_model.{patches}"
+    )
+    decoder = TowerConfig(
+        width=decoder_width,
+        depth=args.get("decoder_depth", 3),
+        heads=12,  # of transformers' default Siglip2VisionConfig, which Tar takes
+        hidden=_shape(state_dict, f"decoder.vision_model.{fc1}")[0],
+        channels=decoder_channels,
+        patch=1,
+        places=_square(_shape(state_dict, f"decoder.vision_model.{places}")[0])[0],
+        final_norm=True,
+    )
+    return TaTokConfig(
+        image=args.get("input_size", 384),
+        codebook_size=codes,
+        code_width=code_width,
+        normalize_codes=regularizer.get("l2_normalized", False),
+        encoder=encoder,
+        decoder=decoder,
+    )

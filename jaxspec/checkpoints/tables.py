@@ -6,7 +6,18 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from jaxspec.checkpoints.convert import CONV, LEADING_ONE, LINEAR, SAME, Entry, Table
+from jaxspec.checkpoints.convert import (
+    CONV,
+    LEADING_ONE,
+    LINEAR,
+    SAME,
+    Entry,
+    Layout,
+    Table,
+)
+from jaxspec.models.qwen2 import Qwen2, Qwen2Config
+from jaxspec.models.t5 import T5Config, T5Encoder
+from jaxspec.models.ta_tok import TaTok, TaTokConfig
 from jaxspec.models.transformer import Transformer, TransformerConfig
 from jaxspec.models.vq import VQ, VQConfig
 
@@ -115,4 +126,176 @@ LLAMAGEN_VQ = Table(
     entries=llamagen_vq_entries,
     init=_init_vq,
     not_weights=frozenset({"quantize.codebook_used"}),  # a usage counter of training
+)
+
+
+# Hugging Face's Qwen2.
+
+_QWEN2 = "model.layers.{layer}."
+QWEN2_ENTRIES = (
+    Entry("token_embedding", ("model.embed_tokens.weight",)),
+    Entry("attention_norm", (f"{_QWEN2}input_layernorm.weight",)),
+    Entry("query", (f"{_QWEN2}self_attn.q_proj.weight",), LINEAR),
+    Entry("query_bias", (f"{_QWEN2}self_attn.q_proj.bias",)),
+    Entry(
+        "key_value",
+        (f"{_QWEN2}self_attn.k_proj.weight", f"{_QWEN2}self_attn.v_proj.weight"),
+        LINEAR,
+    ),
+    Entry(
+        "key_value_bias",
+        (f"{_QWEN2}self_attn.k_proj.bias", f"{_QWEN2}self_attn.v_proj.bias"),
+    ),
+    Entry("attention_out", (f"{_QWEN2}self_attn.o_proj.weight",), LINEAR),
+    Entry("ffn_norm", (f"{_QWEN2}post_attention_layernorm.weight",)),
+    Entry(
+        "gate_up",
+        (f"{_QWEN2}mlp.gate_proj.weight", f"{_QWEN2}mlp.up_proj.weight"),
+        LINEAR,
+    ),
+    Entry("down", (f"{_QWEN2}mlp.down_proj.weight",), LINEAR),
+    Entry("norm", ("model.norm.weight",)),
+    Entry("head", ("lm_head.weight",), LINEAR),  # where it is not tied
+)
+
+
+def _init_qwen2(config: Qwen2Config):
+    init = partial(Qwen2(config).init, method="logits")
+    states = jax.ShapeDtypeStruct((1, config.width), jnp.float32)
+    return jax.eval_shape(init, jax.random.key(0), states)
+
+
+QWEN2 = Table(
+    entries=lambda config: QWEN2_ENTRIES,
+    init=_init_qwen2,
+    # Rotary tables of old files, which we compute.
+    not_weights=frozenset(
+        {"model.rotary_emb.inv_freq", "model.layers.*.self_attn.rotary_emb.inv_freq"}
+    ),
+    tied=lambda config: (
+        {"lm_head.weight": "model.embed_tokens.weight"} if config.tied else {}
+    ),
+)
+
+
+# Hugging Face's T5, of which the encoder is read.
+
+_T5_ATTENTION, _T5_FFN = (
+    "encoder.block.{layer}.layer.0.",
+    "encoder.block.{layer}.layer.1.",
+)
+T5_ENTRIES = (
+    Entry("token_embedding", ("shared.weight",)),
+    Entry(
+        "position_bias",
+        ("encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",),
+    ),
+    Entry("attention_norm", (f"{_T5_ATTENTION}layer_norm.weight",)),
+    Entry(
+        "qkv",
+        tuple(f"{_T5_ATTENTION}SelfAttention.{name}.weight" for name in "qkv"),
+        LINEAR,
+    ),
+    Entry("attention_out", (f"{_T5_ATTENTION}SelfAttention.o.weight",), LINEAR),
+    Entry("ffn_norm", (f"{_T5_FFN}layer_norm.weight",)),
+    Entry(
+        "gate_up",
+        (
+            f"{_T5_FFN}DenseReluDense.wi_0.weight",
+            f"{_T5_FFN}DenseReluDense.wi_1.weight",
+        ),
+        LINEAR,
+    ),
+    Entry("down", (f"{_T5_FFN}DenseReluDense.wo.weight",), LINEAR),
+    Entry("norm", ("encoder.final_layer_norm.weight",)),
+)
+
+
+def _init_t5(config: T5Config):
+    tokens = jax.ShapeDtypeStruct((1, 2), jnp.int32)
+    seen = jax.ShapeDtypeStruct((1, 2), jnp.bool_)
+    return jax.eval_shape(T5Encoder(config).init, jax.random.key(0), tokens, seen)
+
+
+T5 = Table(
+    entries=lambda config: T5_ENTRIES,
+    init=_init_t5,
+    unused=lambda config: ("decoder.*", "lm_head.weight"),
+    tied=lambda config: {"encoder.embed_tokens.weight": "shared.weight"},
+)
+
+
+# Tar's TA-Tok: names as transformers gives the towers.
+
+POINTWISE = Layout(
+    lambda x: x.T[None, None], lambda x: x[0, 0].T
+)  # (O, I), (1, 1, I, O)
+PIXEL = Layout(
+    lambda x: x[0, :, 0, 0], lambda x: x[None, :, None, None]
+)  # (1, C, 1, 1)
+
+
+def _dense(path: str, key: str) -> Iterator[Entry]:
+    yield Entry(f"{path}/kernel", (f"{key}.weight",), LINEAR)
+    yield Entry(f"{path}/bias", (f"{key}.bias",))
+
+
+def tower_entries(path: str, key: str, patch: Layout) -> Iterator[Entry]:
+    """A SigLIP tower; `patch` is how its patch embedding is laid out."""
+    layer = f"{key}.encoder.layers.{{layer}}."
+    yield Entry(
+        f"{path}/patch/kernel", (f"{key}.embeddings.patch_embedding.weight",), patch
+    )
+    yield Entry(f"{path}/patch/bias", (f"{key}.embeddings.patch_embedding.bias",))
+    yield Entry(f"{path}/positions", (f"{key}.embeddings.position_embedding.weight",))
+    for i in (1, 2):
+        yield Entry(f"{path}/norm{i}_scale", (f"{layer}layer_norm{i}.weight",))
+        yield Entry(f"{path}/norm{i}_bias", (f"{layer}layer_norm{i}.bias",))
+    linears = {
+        "qkv": [f"self_attn.{name}_proj" for name in "qkv"],
+        "attention_out": ["self_attn.out_proj"],
+        "fc1": ["mlp.fc1"],
+        "fc2": ["mlp.fc2"],
+    }
+    for ours, theirs in linears.items():
+        weights = tuple(f"{layer}{name}.weight" for name in theirs)
+        yield Entry(f"{path}/{ours}", weights, LINEAR)
+        biases = tuple(f"{layer}{name}.bias" for name in theirs)
+        yield Entry(f"{path}/{ours}_bias", biases)
+    yield Entry(f"{path}/norm_scale", (f"{key}.post_layernorm.weight",))
+    yield Entry(f"{path}/norm_bias", (f"{key}.post_layernorm.bias",))
+
+
+def ta_tok_entries(config: TaTokConfig) -> Iterator[Entry]:
+    """TA-Tok's towers, bottleneck and task layers."""
+    yield Entry("pixel_shift", ("scale_layer.shift",), PIXEL)
+    yield Entry("pixel_scale", ("scale_layer.scale",), PIXEL)
+    yield from tower_entries("encoder", "encoder", CONV)
+    yield from tower_entries("decoder", "decoder.vision_model", POINTWISE)
+    yield from _dense("encode_task", "encode_task_layer.0")
+    yield from _dense("decode_task_in", "decode_task_layer.0")
+    yield from _dense("decode_task_out", "decode_task_layer.2")
+    yield from _dense("to_code", "bottleneck.in_linear")
+    yield from _dense("from_code", "bottleneck.out_linear")
+    yield Entry("codebook", ("bottleneck.regularizer.embedding.weight",))
+    yield from _dense("code_proj", "bottleneck.regularizer.embedding_proj")
+
+
+def _init_ta_tok(config: TaTokConfig):
+    side = config.image
+    image = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
+    return jax.eval_shape(TaTok(config).init, jax.random.key(0), image)
+
+
+TA_TOK = Table(
+    entries=ta_tok_entries,
+    init=_init_ta_tok,
+    # The encoder ends before its last layer, and neither tower is pooled.
+    unused=lambda config: (
+        f"encoder.encoder.layers.{config.encoder.depth}.*",
+        "encoder.post_layernorm.*",
+        "encoder.head.*",
+        "decoder.vision_model.head.*",
+        "bottleneck.regularizer.stochastic_temperature_inv",  # encoding by chance
+    ),
 )
