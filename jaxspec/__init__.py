@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from jaxspec.methods import (
         AR,
         GSD,
+        PJD,
         SCD,
         SJD,
         Addition,
@@ -32,6 +33,7 @@ _HOME = {
     "GSD": "methods",
     "Generated": "generation",
     "Method": "decoding",
+    "PJD": "methods",
     "Pipeline": "pipeline",
     "SCD": "methods",
     "SJD": "methods",
@@ -52,6 +54,7 @@ _HOME = {
 __all__ = [
     "AR",
     "GSD",
+    "PJD",
     "SCD",
     "SJD",
     "Addition",

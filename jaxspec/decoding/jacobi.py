@@ -5,6 +5,9 @@ rule that judges a draft and in how the drafts behind the first reject are renew
 step feeds the newest final token and the drafts behind it, which gives the target's
 distribution of every cell of the window. Rolling back is not moving the cursor: slots
 behind it are written again before they are seen.
+
+`judge` and `step` decode the grid as one line. `verify`, `outcome` and `renew` are what
+becomes of a single window; `rows` has several of them in one pass.
 """
 
 from dataclasses import dataclass, replace
@@ -64,12 +67,14 @@ class Verdict:
       kept: bool [B, D], which drafts passed their test, earlier ones or not.
       accepted: int32 [B], drafts before the first that did not.
       token: int32 [B, 1], what was drawn for the cell behind those.
+      judged: int32 [B], how many of the window's cells the pass was about.
     """
 
     log_p: jax.Array
     kept: jax.Array
     accepted: jax.Array
     token: jax.Array
+    judged: jax.Array
 
 
 def one_hot(tokens: jax.Array, size: int) -> jax.Array:
@@ -100,12 +105,26 @@ def start(
         above=jnp.repeat(log_p, w if initial == "sample-above" else 0, axis=1),
         decoded=decoded,
     )
-    if not none.size:
+    return first_drafts(state, log_p, token, initial)
+
+
+def first_drafts(
+    state: JacobiState, left: jax.Array, newest: jax.Array, initial: Initial
+) -> JacobiState:
+    """A window of new drafts.
+
+    Args:
+      state: of which the drafts do not matter.
+      left: float32 [B, 1, V], the distribution of the cell before the window.
+      newest: int32 [B, 1], its token.
+      initial: as for `start`.
+    """
+    if not state.drafts.size:
         return state
-    entering = none == 0
-    log_q = _source(state, state.log_q, entering, log_p, initial)
-    drawn = draw(cell_keys(keys, _cells(state), INITIAL), log_q)
-    drafts, log_q = _enter(state, drawn, log_q, entering, token, initial)
+    entering = jnp.ones(state.drafts.shape, bool)
+    log_q = _source(state, state.log_q, entering, left, initial)
+    drawn = draw(cell_keys(state.keys, _cells(state), INITIAL), log_q)
+    drafts, log_q = _enter(state, drawn, log_q, entering, newest, initial)
     return replace(state, drafts=drafts, log_q=log_q)
 
 
@@ -139,9 +158,44 @@ def judge(
 
     active = inside[:, 0]
     passes = state.decoded.target_passes + active
+    judged = jnp.sum(inside, axis=1)
+    verdict = verify(state, log_p, judged, passes, rule=rule, codes=codes)
+    tokens, origin, order = outcome(state, verdict)
+    decoded = replace(
+        state.decoded,
+        target_passes=passes,
+        drafted=state.decoded.drafted + jnp.sum(inside[:, :d], axis=1),
+    ).check(log_p, inside)
+    decoded = decoded.settle(cells, inside & (order <= 0), tokens, origin)
+    done = state.done + verdict.accepted + active
+    return replace(state, cache=cache, done=done, decoded=decoded), verdict
+
+
+def verify(
+    state: JacobiState,
+    log_p: jax.Array,
+    judged: jax.Array,
+    passes: jax.Array,
+    *,
+    rule: Rule,
+    codes: jax.Array | None = None,
+) -> Verdict:
+    """Tests drafts, and draws for the cell behind those before the first reject.
+
+    Args:
+      state: of which the window matters: keys, `done`, drafts and `log_q`.
+      log_p: float32 [B, D + 1, V], the target's distribution of the window's cells.
+      judged: int32 [B], how many of these count.
+      passes: int32 [B], the number of this pass.
+      rule, codes: as for `judge`.
+    """
+    d = state.drafts.shape[1]
+    place = jnp.arange(d)[None]
+    cells = state.done[:, None] + place
     chance = rule(log_p[:, :d], state.log_q, state.drafts, codes)
-    keys = cell_keys(state.keys, cells[:, :d], ACCEPT, passes[:, None])
-    kept = (jax.vmap(jax.vmap(jax.random.uniform))(keys) < chance) & inside[:, :d]
+    keys = cell_keys(state.keys, cells, ACCEPT, passes[:, None])
+    kept = jax.vmap(jax.vmap(jax.random.uniform))(keys) < chance
+    kept &= place < judged[:, None]
     accepted = jnp.sum(jnp.cumprod(kept, axis=1), axis=1)
 
     behind = accepted[:, None]
@@ -153,20 +207,23 @@ def judge(
         source = jnp.where((behind < d)[..., None], rest, source)
     cell = state.done[:, None] + behind
     token = draw(cell_keys(state.keys, cell, DRAW, passes[:, None]), source)
+    return Verdict(log_p, kept, accepted, token, judged)
 
-    order = jnp.arange(d + 1)[None] - behind  # 0 is the first reject
-    tokens = jnp.where(order < 0, jnp.pad(state.drafts, ((0, 0), (0, 1))), token)
+
+def outcome(
+    state: JacobiState, verdict: Verdict
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Tokens and origins [B, D + 1] of a judged window's cells, and their order.
+
+    Order 0 is the cell that was drawn; those before it were accepted.
+    """
+    d = state.drafts.shape[1]
+    behind = verdict.accepted[:, None]
+    order = jnp.arange(d + 1)[None] - behind
+    drafts = jnp.pad(state.drafts, ((0, 0), (0, 1)))
+    tokens = jnp.where(order < 0, drafts, verdict.token)
     origin = jnp.where(behind < d, RESAMPLED, BONUS)
-    origin = jnp.where(order < 0, ACCEPTED, origin)
-    decoded = replace(
-        state.decoded,
-        target_passes=passes,
-        drafted=state.decoded.drafted + jnp.sum(inside[:, :d], axis=1),
-    ).check(log_p, inside)
-    decoded = decoded.settle(cells, inside & (order <= 0), tokens, origin)
-    done = state.done + accepted + active
-    state = replace(state, cache=cache, done=done, decoded=decoded)
-    return state, Verdict(log_p, kept, accepted, token)
+    return tokens, jnp.where(order < 0, ACCEPTED, origin), order
 
 
 def step(
@@ -192,15 +249,47 @@ def step(
     """
     old = state
     state, verdict = judge(target, state, rule=rule, codes=codes)
+    if initial == "sample-above":
+        place = jnp.arange(verdict.log_p.shape[1])[None]
+        accepted, w = verdict.accepted[:, None], state.above.shape[1]
+        newest = (place <= accepted) & (place > accepted - w)  # of its column
+        cells = old.done[:, None] + place
+        state = replace(state, above=seen(state.above, cells, newest, verdict.log_p))
+    moved = state.done - old.done
+    return renew(state, verdict, moved, verdict.token, refresh=refresh, initial=initial)
+
+
+def renew(
+    state: JacobiState,
+    verdict: Verdict,
+    moved: jax.Array,
+    newest: jax.Array,
+    *,
+    refresh: Refresh,
+    initial: Initial,
+) -> JacobiState:
+    """New drafts, where the window has moved to.
+
+    A draft that was judged is renewed from the new distribution. If the first reject
+    was not settled, what was drawn in its place is its new draft: with what was kept,
+    it is distributed as p, which drawing once more would not be. Others are new.
+
+    Args:
+      state: with `done` moved, and the drafts that were judged.
+      verdict: on these.
+      moved: int32 [B], by how many cells.
+      newest: int32 [B, 1], the token before the window.
+      refresh, initial: as for `step`.
+    """
     d = state.drafts.shape[1]
     if not d:
         return state
-    if initial == "sample-above":
-        state = replace(state, above=_seen(old, verdict))
-    place = (state.done - old.done)[:, None] + jnp.arange(d)[None]  # in the old window
-    entering, before = place > d, jnp.minimum(place, d - 1)
+    place = moved[:, None] + jnp.arange(d)[None]  # in the window that was judged
+    entering = place >= verdict.judged[:, None]
+    before = jnp.minimum(place, d - 1)
     log_p = _pick(verdict.log_p, jnp.minimum(place, d))
-    log_q = _source(state, log_p, entering, verdict.log_p[:, -1:], initial)
+    left = _pick(verdict.log_p, jnp.maximum(verdict.judged[:, None] - 1, 0))
+    log_q = _source(state, log_p, entering, left, initial)
     passes = state.decoded.target_passes[:, None]
     if refresh == "gumbel":
         drawn = draw(cell_keys(state.keys, _cells(state), GUMBEL), log_q)
@@ -209,12 +298,23 @@ def step(
     else:  # the same test and residual behind the first reject as at it
         drafted = place < d
         kept = drafted & jnp.take_along_axis(verdict.kept, before, axis=1)
-        rest = residual(log_p, _pick(old.log_q, before))
+        rest = residual(log_p, _pick(state.log_q, before))
         rest = jnp.where(drafted[..., None], rest, log_q)
         drawn = draw(cell_keys(state.keys, _cells(state), DRAW, passes), rest)
-        drawn = jnp.where(kept, jnp.take_along_axis(old.drafts, before, 1), drawn)
-    drafts, log_q = _enter(state, drawn, log_q, entering, verdict.token, initial)
+        drawn = jnp.where(kept, jnp.take_along_axis(state.drafts, before, 1), drawn)
+    postponed = (place == verdict.accepted[:, None]) & ~entering
+    drawn = jnp.where(postponed, verdict.token, drawn)
+    drafts, log_q = _enter(state, drawn, log_q, entering, newest, initial)
     return replace(state, drafts=drafts, log_q=log_q)
+
+
+def seen(
+    above: jax.Array, cells: jax.Array, newest: jax.Array, log_p: jax.Array
+) -> jax.Array:
+    """`above`, with the distributions [B, T, V] of cells [B, T] where `newest`."""
+    b, w, _ = above.shape
+    column = jnp.where(newest, cells % w, w)
+    return above.at[jnp.arange(b)[:, None], column].set(log_p, mode="drop")
 
 
 def _pick(x: jax.Array, index: jax.Array) -> jax.Array:
@@ -225,16 +325,6 @@ def _pick(x: jax.Array, index: jax.Array) -> jax.Array:
 def _cells(state: JacobiState) -> jax.Array:
     """The cells [B, D] that the drafts are for; those past the grid do not matter."""
     return state.done[:, None] + jnp.arange(state.drafts.shape[1])[None]
-
-
-def _seen(old: JacobiState, verdict: Verdict) -> jax.Array:
-    """`above`, with the distributions of the cells that became final."""
-    (b, w, _), size = old.above.shape, verdict.log_p.shape[1]
-    offset = jnp.arange(size)[None]
-    column = (old.done[:, None] + offset) % w
-    column = jnp.where(offset <= verdict.accepted[:, None], column, w)
-    rows = jnp.arange(b)[:, None]
-    return old.above.at[rows, column].set(verdict.log_p, mode="drop")
 
 
 def _source(

@@ -2,9 +2,20 @@
 
 from jaxspec.methods.ar import AR
 from jaxspec.methods.gsd import GSD, Addition, Amplify
+from jaxspec.methods.pjd import PJD
 from jaxspec.methods.scd import SCD
 from jaxspec.methods.sjd import SJD
 from jaxspec.methods.speculative import Speculative
 from jaxspec.methods.zipar import ZipAR
 
-__all__ = ["AR", "GSD", "SCD", "SJD", "Addition", "Amplify", "Speculative", "ZipAR"]
+__all__ = [
+    "AR",
+    "GSD",
+    "PJD",
+    "SCD",
+    "SJD",
+    "Addition",
+    "Amplify",
+    "Speculative",
+    "ZipAR",
+]
