@@ -16,7 +16,7 @@ from typing import Literal, get_args
 import jax
 import jax.numpy as jnp
 
-from jaxspec.acceptance import Rule, residual
+from jaxspec.acceptance import Ratio, Rule, residual
 from jaxspec.decoding.decoded import ACCEPTED, BONUS, RESAMPLED, Decoded
 from jaxspec.decoding.first import draw_first
 from jaxspec.decoding.target import Target
@@ -64,7 +64,8 @@ class Verdict:
 
     Attributes:
       log_p: float32 [B, D + 1, V], the target's distribution of each of its cells.
-      kept: bool [B, D], which drafts passed their test, earlier ones or not.
+      kept: bool [B, D], which drafts min(1, p/q) keeps, earlier ones or not: those that
+        the maximal coupling leaves, whatever the rule.
       accepted: int32 [B], drafts before the first that did not.
       token: int32 [B, 1], what was drawn for the cell behind those.
       judged: int32 [B], how many of the window's cells the pass was about.
@@ -194,9 +195,12 @@ def verify(
     cells = state.done[:, None] + place
     chance = rule(log_p[:, :d], state.log_q, state.drafts, codes)
     keys = cell_keys(state.keys, cells, ACCEPT, passes[:, None])
-    kept = jax.vmap(jax.vmap(jax.random.uniform))(keys) < chance
-    kept &= place < judged[:, None]
-    accepted = jnp.sum(jnp.cumprod(kept, axis=1), axis=1)
+    uniform = jax.vmap(jax.vmap(jax.random.uniform))(keys)
+    inside = place < judged[:, None]
+    passed = (uniform < chance) & inside
+    accepted = jnp.sum(jnp.cumprod(passed, axis=1), axis=1)
+    coupled = Ratio()(log_p[:, :d], state.log_q, state.drafts)
+    kept = (uniform < coupled) & inside
 
     behind = accepted[:, None]
     source = _pick(log_p, behind)
@@ -295,7 +299,7 @@ def renew(
         drawn = draw(cell_keys(state.keys, _cells(state), GUMBEL), log_q)
     elif refresh == "independent":
         drawn = draw(cell_keys(state.keys, _cells(state), DRAW, passes), log_q)
-    else:  # the same test and residual behind the first reject as at it
+    else:  # the coupling that keeps a draft as often as can be
         drafted = place < d
         kept = drafted & jnp.take_along_axis(verdict.kept, before, axis=1)
         rest = residual(log_p, _pick(state.log_q, before))
