@@ -79,6 +79,8 @@ def test_cells_outside_the_support_are_counted_apart():
     np.testing.assert_array_equal(outside, [0, 1])
     with pytest.raises(ValueError, match="picture 1 has no cell"):
         measure.inside(np.array([[[1.0]], [[np.inf]]]))
+    with pytest.raises(ValueError, match="not a number"):
+        measure.inside(np.array([[[1.0, np.nan]]]))
 
 
 # Likelihood.
@@ -137,7 +139,7 @@ def test_measurement_of_a_toy_family(toy_record):
     rows = {report.label(row): row for row in record["rows"]}
     assert list(rows) == ["AR, seed 0", "AR, seed 1", "SJD"]
     ar, sjd = rows["AR, seed 0"], rows["SJD"]
-    assert ar["passes"] == {"mean": 16, "deviation": 0, "ratio": 1}
+    assert ar["passes"] == dict(mean=16, deviation=0, ratio=1, of_drafter=0)
     assert 4 <= sjd["passes"]["mean"] < 16 and 0 < sjd["acceptance"] < 1
     assert ar["acceptance"] is None and ar["outside"] is None
     for row in rows.values():  # exact: nothing that the target would not draw
@@ -159,7 +161,7 @@ def test_a_stopped_measurement_goes_on(toy_record, monkeypatch):
         raise AssertionError("drawn again")
 
     monkeypatch.setattr(jaxspec, "generate", forbidden)
-    monkeypatch.setattr(measure, "run", forbidden)
+    monkeypatch.setattr(measure, "decode_batch", forbidden)
     with Progress(disable=True) as bar:
         again = run.measure(toy_task(), TOYS, PLAN, folder, bar)
         assert json.dumps(again) == json.dumps({k: record[k] for k in again})

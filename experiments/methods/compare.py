@@ -69,6 +69,7 @@ def scores(task: Task, drawn: Drawn, others: list[Drawn]) -> dict[str, Any]:
             "mean": float(drawn.passes.mean()),
             "deviation": float(drawn.passes.std(ddof=1)),
             "ratio": float(others[0].passes.mean() / drawn.passes.mean()),
+            "of_drafter": float(drawn.draft_passes.mean()),
         },
         "acceptance": float(drawn.accepted.sum() / drafted) if drafted else None,
         "nll": {

@@ -7,7 +7,7 @@ from typing import Literal
 
 from jaxspec.acceptance import Cooled
 from jaxspec.decoding import Method
-from jaxspec.methods import AR, GSD, SCD, SJD, Addition, Amplify, ZipAR
+from jaxspec.methods import AR, GSD, PJD, SCD, SJD, Addition, Amplify, ZipAR
 
 REFERENCE = "AR"
 OTHER_SEED = 1000  # of all methods but AR, so that no draw is shared with AR's
@@ -34,6 +34,8 @@ CONTESTANTS = (
     Contestant("GSD-25", GSD.paper(25), "biased"),
     Contestant("Amplify", Amplify(k=3.0), "biased"),
     Contestant("Addition", Addition(c=0.1), "biased"),
+    Contestant("PJD-8", PJD(window=8, context=8), "biased"),
+    Contestant("PJD-4", PJD(window=8, context=4, coupling="maximal"), "biased"),
     Contestant("SJD-cooled", SJD(16, rule=Cooled()), "biased"),
 )
 

@@ -25,9 +25,10 @@ ALL = np.int32(2**31 - 1)  # passes: as many as it takes
 
 
 def _code() -> bytes:
-    """A digest of what draws: the package and JAX."""
+    """A digest of what draws and scores: the package, JAX, and this file."""
     digest = hashlib.sha256(jax.__version__.encode())
-    for path in sorted(Path(jaxspec.__file__).parent.rglob("*.py")):
+    package = sorted(Path(jaxspec.__file__).parent.rglob("*.py"))
+    for path in [*package, Path(__file__)]:
         digest.update(path.read_bytes())
     return digest.digest()
 
@@ -78,7 +79,8 @@ class Drawn:
 
     Attributes:
       tokens: int32 [N, H, W].
-      passes: int32 [N], of the target, prefill included.
+      passes, draft_passes: int32 [N], of the target, its prefill included, and of the
+        drafter.
       drafted, accepted: int32 [N].
       nll: float32 [N], nats a cell, mean over the cells inside the support.
       outside: int32 [N], cells whose token the target would not have drawn there.
@@ -87,6 +89,7 @@ class Drawn:
 
     tokens: np.ndarray
     passes: np.ndarray
+    draft_passes: np.ndarray
     drafted: np.ndarray
     accepted: np.ndarray
     nll: np.ndarray
@@ -115,8 +118,10 @@ def inside(nll: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean of each grid [N, H, W] over its finite cells, and the count of the others.
 
     Raises:
-      ValueError: a grid has no finite cell.
+      ValueError: a grid has no finite cell, or one that is not a number.
     """
+    if np.isnan(nll).any():
+        raise ValueError("the target's likelihood is not a number: damaged weights?")
     finite = np.isfinite(nll)
     cells = finite.sum((1, 2))
     if not cells.all():
@@ -152,6 +157,7 @@ def draw(
     return Drawn(
         tokens=out.tokens,
         passes=np.asarray(out.stats.target_passes) + 1,
+        draft_passes=np.asarray(out.stats.draft_passes),
         drafted=np.asarray(out.stats.drafted),
         accepted=np.asarray(out.stats.count(ACCEPTED)),
         nll=nll,
@@ -181,7 +187,7 @@ def saved_draw(folder: Path, task: Task, each: Contestant, seed: int, *rest) -> 
 # Time.
 
 
-def run(method: Method, target: Target, keys: jax.Array) -> Decoded:
+def decode_batch(method: Method, target: Target, keys: jax.Array) -> Decoded:
     """As `generate` decodes a batch; returns when it is done."""
     state = begin(method, target, keys)
     return method.decoded(jax.block_until_ready(advance(method, target, state, ALL)))
@@ -233,15 +239,15 @@ def time_methods(
     for each in contestants:
         record["passes"][each.name] = []
         for target, keys in targets:
-            passes = np.asarray(run(each.method, target, keys).target_passes) + 1
-            record["passes"][each.name].append(float(passes.mean()))
+            passes = np.asarray(decode_batch(each.method, target, keys).target_passes)
+            record["passes"][each.name].append(float(passes.mean() + 1))
             tick()
     while len(record["rounds"]) < rounds:
         seconds: dict[str, list[float]] = {each.name: [] for each in contestants}
         for target, keys in targets:
             for each in contestants:
                 began = time.perf_counter()
-                run(each.method, target, keys)
+                decode_batch(each.method, target, keys)
                 seconds[each.name].append(time.perf_counter() - began)
                 tick()
         record["rounds"].append(seconds)

@@ -83,12 +83,15 @@ def label(row: dict) -> str:
 def cells(row: dict, batches: list[str]) -> list[str]:
     """The row of the table."""
     passes, nll, out = row["passes"], row["nll"], row["outside"]
+    took = f"{passes['mean']:.1f} ± {passes['deviation']:.1f}"
+    if passes["of_drafter"]:
+        took += f" (drafter {passes['of_drafter']:.1f})"
     off = f"{_percent(nll['outside_cells'], 2)}, {_percent(nll['outside_pictures'])}"
     verdict = "" if out is None else ", ".join(NAMES[m] for m in out) or "no"
     return [
         label(row),
         row["guarantee"],
-        f"{passes['mean']:.1f} ± {passes['deviation']:.1f}",
+        took,
         f"{passes['ratio']:.2f}x",
         *[_faster(row["time"][batch]) for batch in batches],
         _percent(row["acceptance"], 1),
@@ -198,16 +201,11 @@ def plot(record: dict[str, Any], path: Path) -> None:
     figure = Figure(figsize=(13, 6), layout="constrained", dpi=110)
     left, right = figure.subplots(1, 2)
     rows = record["rows"]
-    band = record["bands"]["r5"]
-    if band is not None:
-        left.axhspan(band["low"], band["high"], color=BAND, alpha=0.4, lw=0)
-    nll = record["bands"]["nll"]
-    if nll is not None:
-        mean = nll["mean"]
-        low, high = nll["low"] - mean, nll["high"] - mean
-        right.axhspan(low, high, color=BAND, alpha=0.4, lw=0)
     _points(left, rows, [row["r5"] for row in rows])
     _points(right, rows, [row["nll"]["difference"] for row in rows])
+    r5, nll = record["bands"]["r5"], record["bands"]["nll"]
+    _band(left, r5["low"], r5["high"])
+    _band(right, nll["low"] - nll["mean"], nll["high"] - nll["mean"])
     left.set_ylabel("R@5, text match of test_pair captions")
     right.set_ylabel("NLL under the target, difference to AR (nats a cell)")
     for axes in (left, right):
@@ -220,6 +218,11 @@ def plot(record: dict[str, Any], path: Path) -> None:
     _name(left, rows, [row["r5"][0] for row in rows])
     _name(right, rows, [row["nll"]["difference"][0] for row in rows])
     figure.savefig(path, metadata={"made by": record["command"]})
+
+
+def _band(axes, low: float, high: float) -> None:
+    axes.set_ylim(axes.get_ylim())  # those of the points: a band may be wide
+    axes.axhspan(low, high, color=BAND, alpha=0.4, lw=0, zorder=0)
 
 
 def _points(axes, rows: list[dict], estimates: list) -> None:

@@ -26,7 +26,7 @@ class Plan:
     count: int = 300
     seeds: int = 5
     batch: int = 16
-    rounds: int = 5
+    rounds: int = 3
     timed: int = 8
 
     def __post_init__(self):
