@@ -30,7 +30,10 @@ CODES = 7
     ids=str,
 )
 def test_against_loops(grid, method, most):
-    """Images have conditions of their own, and so rows of their own length."""
+    """Images differ in their conditions, and so in how far their rows are.
+
+    The loops know of one image: none depends on its neighbours.
+    """
     config, batch = toy.transformer(grid, CODES), 3
     target, keys = toy.target(config, batch), keys_of(batch)
     got = toy.decode_jitted(method, target, keys)

@@ -9,6 +9,11 @@ A cell is drawn by feeding the token of the cell before it, which fills that cel
 cache slot. `fresh` says which slots hold the cell's present token; a cell sees the
 fresh slots before it, and no others. A cell whose successor was drawn without it (the
 last of a row, where rows overlap) is fed later as a rider, an input that draws nothing.
+
+Rows may start tentatively, as with ZipAR's adaptive window: a cell that is drawn while
+the cell before it is pending is only a candidate. Every pass draws it once more,
+coupled to the draw before; it is final if it stays the same, or if nothing before it is
+pending any more.
 """
 
 from dataclasses import dataclass, replace
@@ -16,11 +21,31 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 
-from jaxspec.decoding.decoded import DRAWN, Decoded
+from jaxspec.acceptance import Ratio, residual
+from jaxspec.decoding.decoded import ACCEPTED, DRAWN, RESAMPLED, Decoded
 from jaxspec.decoding.first import draw_first
+from jaxspec.decoding.jacobi import ACCEPT
 from jaxspec.decoding.target import Target
 from jaxspec.models.transformer import Cache
-from jaxspec.sampling import cell_keys, draw
+from jaxspec.sampling import DRAW, cell_keys, draw
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Candidate:
+    """The first cell of a row that starts tentatively; there is one at most.
+
+    Rows start in order: the row below waits for final cells of this one.
+
+    Attributes:
+      cell: int32 [B, 1], which; -1 or a cell that is final stands for none.
+      token: int32 [B, 1], what was drawn there last.
+      log_q: float32 [B, 1, V], from what.
+    """
+
+    cell: jax.Array
+    token: jax.Array
+    log_q: jax.Array
 
 
 @jax.tree_util.register_dataclass
@@ -34,6 +59,7 @@ class WavefrontState:
       pending: bool [B, H, W], cells still to be drawn.
       fresh: bool [B, N], cache slots that hold their cell's present token.
       decoded: the result so far.
+      candidate: where rows start tentatively; else None.
     """
 
     cache: Cache
@@ -41,18 +67,24 @@ class WavefrontState:
     pending: jax.Array
     fresh: jax.Array
     decoded: Decoded
+    candidate: Candidate | None = None
 
 
-def start(target: Target, keys: jax.Array) -> WavefrontState:
-    """Prefills the target and draws cell 0; all others are pending."""
-    _, _, cache, decoded = draw_first(target, keys)
+def start(target: Target, keys: jax.Array, tentative: bool = False) -> WavefrontState:
+    """Prefills the target and draws cell 0; all others are pending.
+
+    With `tentative`, rows start tentatively.
+    """
+    token, log_p, cache, decoded = draw_first(target, keys)
     b, (h, w) = target.batch, target.grid
+    none = jnp.full((b, 1), -1, jnp.int32)
     return WavefrontState(
         cache=cache,
         keys=keys,
         pending=jnp.ones((b, h, w), bool).at[:, 0, 0].set(False),
         fresh=jnp.zeros((b, h * w), bool),
         decoded=decoded,
+        candidate=Candidate(none, token, log_p) if tentative else None,
     )
 
 
@@ -142,12 +174,66 @@ def step(
     drawn = draw(cell_keys(state.keys, cells), log_p)
     passes = state.decoded.target_passes + jnp.any(valid, axis=1)
     decoded = replace(state.decoded, target_passes=passes).check(log_p, valid)
-    decoded = decoded.settle(cells, valid, drawn, DRAWN)
-    at = jnp.where(valid, cells, n)
+    final, origin, candidate = valid, jnp.int8(DRAWN), state.candidate
+    if candidate is not None:
+        early = valid & pending[rows, fed[:, : cells.shape[1]]]
+        again = valid & (cells == candidate.cell)
+        drawn, same, candidate = _once_more(
+            candidate, state.keys, passes, cells, log_p, drawn, again, early
+        )
+        final = valid & (~early | (again & same))
+        origin = jnp.where(again, jnp.where(same, ACCEPTED, RESAMPLED), DRAWN)
+        drafted = decoded.drafted + jnp.sum(again, axis=1)
+        decoded = replace(decoded, drafted=drafted)
+    decoded = decoded.settle(cells, final, drawn, origin)
+    at = jnp.where(final, cells, n)
     pending = pending.at[rows, at].set(False, mode="drop")
     return WavefrontState(
-        cache, state.keys, pending.reshape(state.pending.shape), fresh, decoded
+        cache,
+        state.keys,
+        pending.reshape(state.pending.shape),
+        fresh,
+        decoded,
+        candidate,
     )
+
+
+def _once_more(
+    old: Candidate,
+    keys: jax.Array,
+    passes: jax.Array,
+    cells: jax.Array,
+    log_p: jax.Array,
+    drawn: jax.Array,
+    again: jax.Array,
+    early: jax.Array,
+) -> tuple[jax.Array, jax.Array, Candidate]:
+    """Draws the candidate from its new distribution, the same if it may be.
+
+    It stays with probability min(1, p/q), and else comes from the positive part of
+    p - q: drawn from q, it is then distributed as p.
+
+    Args:
+      old: the candidate.
+      keys, passes: [B].
+      cells, log_p, drawn: [B, F] and [B, F, V], what this pass draws, and draws from.
+      again: bool [B, F], where the candidate is.
+      early: bool [B, F], what is drawn while the cell before it is pending.
+
+    Returns:
+      The draws [B, F], whether the candidate is the same [B, 1], and the next one.
+    """
+    place = jnp.argmax(again | early, axis=1)[:, None]
+    cell = jnp.take_along_axis(cells, place, axis=1)
+    log_p = jnp.take_along_axis(log_p, place[..., None], axis=1)
+    coin = cell_keys(keys, cell, ACCEPT, passes[:, None])
+    coin = jax.vmap(jax.vmap(jax.random.uniform))(coin)
+    same = coin < Ratio()(log_p, old.log_q, old.token)
+    rest = residual(log_p, old.log_q)
+    other = draw(cell_keys(keys, cell, DRAW, passes[:, None]), rest)
+    drawn = jnp.where(again, jnp.where(same, old.token, other), drawn)
+    token = jnp.take_along_axis(drawn, place, axis=1)
+    return drawn, same, Candidate(cell, token, log_p)
 
 
 def finished(state: WavefrontState) -> jax.Array:

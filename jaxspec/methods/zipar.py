@@ -16,21 +16,31 @@ class ZipAR:
     precedes it in raster order exists: the token above that cell stands in for it. The
     context of every other cell lacks the right part of the rows above.
 
+    With `adaptive`, the paper's adaptive window, that is the earliest start. The row's
+    first cell x is drawn from p_k, the distribution given k tokens of the row above,
+    but is not yet final. Each pass the row above has one more, and x is kept with
+    min(1, p_k+1(x) / p_k(x)): then it is final, and the row starts. Else it is drawn
+    from the positive part of p_k+1 - p_k, and waits on. Once the row above is full, x
+    is final in either case.
+
     Guarantee: biased, for both reasons; with `window` of a whole row, exact.
     Passes, prefill included: W + (H - 1) window; with `first_row_alone`,
-    2 W + (H - 2) window.
+    2 W + (H - 2) window. With `adaptive`, at least those of a window one larger, since
+    x is tested a pass after it was drawn, and at most H W.
 
     Attributes:
-      window: tokens of the row above that a row waits for.
+      window: tokens of the row above that a row waits for; at least, if `adaptive`.
       first_row_alone: the second row waits for the whole first one, as in the released
         LlamaGen code.
       unfilled: cells before a cell that are not there yet are masked, or take attention
         and give zeros ("zero"), as in the released LlamaGen code.
+      adaptive: a row waits until its first cell withstands one more token above.
     """
 
     window: int = 16
     first_row_alone: bool = False
     unfilled: Literal["mask", "zero"] = "mask"
+    adaptive: bool = False
 
     def __post_init__(self):
         if self.window < 1:
@@ -39,7 +49,7 @@ class ZipAR:
             raise ValueError(f"unfilled must be mask or zero, not {self.unfilled!r}")
 
     def start(self, target: Target, keys: jax.Array) -> wavefront.WavefrontState:
-        return wavefront.start(target, keys)
+        return wavefront.start(target, keys, tentative=self.adaptive)
 
     def step(
         self, target: Target, state: wavefront.WavefrontState
