@@ -1,6 +1,6 @@
-"""Decoding on toys: enumeration, a slow reference of the wavefront, counts, keys."""
+"""Decoding on toys: a slow reference of the wavefront, counts, keys."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -15,15 +15,17 @@ from jaxspec.decoding import (
     advance,
     begin,
     decode_eagerly,
+    method_class,
     wavefront,
 )
 from jaxspec.methods import AR
 from jaxspec.models.transformer import TransformerConfig
-from jaxspec.sampling import cell_keys, image_key
+from jaxspec.sampling import cell_keys
+from jaxspec.testing import keys_of
 from tests import toy
 
 
-@dataclass(frozen=True)
+@method_class
 class Wavefront(AR):
     """The engine with any window and frontier."""
 
@@ -33,99 +35,6 @@ class Wavefront(AR):
 
     def step(self, target, state):
         return wavefront.step(target, state, **vars(self))
-
-
-def keys_of(batch: int, seed: int = 0) -> jax.Array:
-    return jax.vmap(partial(image_key, seed, 0))(jnp.arange(batch))
-
-
-# Exactness.
-
-
-def one_condition(target, batch: int):
-    """All images of the batch show the same."""
-    condition = jnp.broadcast_to(
-        target.condition[:1], (batch, *target.condition.shape[1:])
-    )
-    visible = jnp.ones((batch, target.prefix_visible.shape[1]), bool)
-    return replace(target, condition=condition, prefix_visible=visible)
-
-
-def enumerated(target, temperature=1.0, guidance=1.0, top_k=None) -> np.ndarray:
-    """Probability [V**N] of every grid, by teacher forcing and plain numpy."""
-    config = target.model.config
-    v, n = config.vocab_size, config.cells
-    grids = jnp.array(list(product(range(v), repeat=n)))
-    shape = (len(grids), *target.condition.shape[1:])
-    apply = jax.jit(target.model.apply)
-    conditional = apply(
-        target.params, jnp.broadcast_to(target.condition[:1], shape), grids
-    )
-    null = apply(target.params, jnp.zeros(shape), grids)
-    logits = (
-        np.asarray(null + guidance * (conditional - null), np.float64) / temperature
-    )
-    if top_k is not None:
-        logits[logits < np.sort(logits, -1)[..., -top_k, None]] = -np.inf
-    p = np.exp(logits - logits.max(-1, keepdims=True))
-    p /= p.sum(-1, keepdims=True)
-    return np.take_along_axis(p, np.asarray(grids)[..., None], -1)[..., 0].prod(-1)
-
-
-def drawn(target, count: int) -> np.ndarray:
-    """Frequency [V**N] of every grid among `count` images of one batch."""
-    tokens = toy.decode_jitted(AR(), one_condition(target, count), keys_of(count))
-    tokens, v = (
-        np.asarray(tokens.tokens).reshape(count, -1),
-        target.model.config.vocab_size,
-    )
-    places = v ** np.arange(tokens.shape[1])[::-1]
-    return np.bincount(tokens @ places, minlength=v ** tokens.shape[1]) / count
-
-
-def distance(p, q) -> float:
-    """Total variation."""
-    return 0.5 * np.abs(p - q).sum()
-
-
-def noise(p: np.ndarray, count: int) -> float:
-    """What the distance of p to frequencies drawn from it exceeds once in a million.
-
-    Its mean is at most half the sum of standard deviations. One draw moves it by 1 / n
-    at most, so (McDiarmid) it exceeds its mean by t with probability exp(-2 n t**2).
-    """
-    mean = 0.5 * np.sqrt(p * (1 - p) / count).sum()
-    return mean + np.sqrt(np.log(1e6) / (2 * count))
-
-
-COUNT = 20_000
-
-
-@pytest.mark.parametrize(
-    ("grid", "codes", "settings"),
-    [
-        ((2, 2), 4, {}),
-        ((1, 4), 4, {}),
-        ((4, 1), 4, {"temperature": 0.7}),
-        ((2, 3), 3, {}),
-        ((2, 2), 4, {"temperature": 1.2, "guidance": 1.5, "top_k": 3}),
-    ],
-)
-def test_every_grid_comes_as_often_as_it_should(grid, codes, settings):
-    target = toy.target(toy.transformer(grid, codes), 1, **settings)
-    want = enumerated(target, **settings)
-    np.testing.assert_allclose(want.sum(), 1, rtol=1e-5)
-    got = drawn(target, COUNT)
-    assert distance(got, want) < noise(want, COUNT)
-
-
-def test_the_test_sees_what_is_wrong():
-    """Slightly other settings than those drawn with."""
-    target = toy.target(toy.transformer((2, 2), 4), 1)
-    got = drawn(target, COUNT)
-    for fault in ({"temperature": 1.15}, {"guidance": 1.3}, {"top_k": 3}):
-        wrong = enumerated(target, **fault)
-        assert distance(got, wrong) > noise(wrong, COUNT), fault
 
 
 # One distribution, however it is run.
@@ -229,21 +138,12 @@ def test_a_second_prompt_or_setting_compiles_nothing(target):
 # No image depends on its row or on its neighbours.
 
 
-def take(target, rows: list[int]):
-    rows = jnp.array(rows)
-    return replace(
-        target,
-        condition=target.condition[rows],
-        prefix_visible=target.prefix_visible[rows],
-    )
-
-
 def test_rows_and_neighbours_change_nothing():
     target, keys = toy.target(CONFIG, 8, guidance=2.0), keys_of(8)
     every = np.asarray(toy.decode_jitted(AR(), target, keys).tokens)
     assert len({tuple(x.ravel().tolist()) for x in every}) == 8
     for rows in ([5], [7, 3, 5, 1], [0, 0, 5, 5]):
-        got = toy.decode_jitted(AR(), take(target, rows), keys[np.array(rows)])
+        got = toy.decode_jitted(AR(), toy.take(target, rows), keys[np.array(rows)])
         np.testing.assert_array_equal(got.tokens, every[np.array(rows)])
 
 

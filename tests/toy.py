@@ -2,74 +2,41 @@
 
 import json
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from jaxspec.decoding import Target, decode
-from jaxspec.methods import AR
-from jaxspec.models.transformer import Transformer, TransformerConfig
+from jaxspec.decoding import Target
+from jaxspec.models.transformer import TransformerConfig
 from jaxspec.models.vq import VQConfig
 from jaxspec.pipeline import Defaults, Pipeline, PipelineConfig, abstract_params
-from jaxspec.sampling import Sampling
+from jaxspec.testing import decode_jitted, toy_target
+from jaxspec.testing import random_weights as randomly
+from jaxspec.testing import toy_conditions as conditions
+from jaxspec.testing import toy_config as transformer
+from jaxspec.testing import toy_params as params
 from jaxspec.text import PieceText
-
-decode_jitted = jax.jit(decode)
-
-
-def transformer(grid: tuple[int, int], codes: int) -> TransformerConfig:
-    return TransformerConfig(
-        vocab_size=codes,
-        width=16,
-        depth=2,
-        heads=2,
-        hidden=24,
-        grid=grid,
-        prefix="features",
-        prefix_length=4,
-        prefix_width=8,
-        positions="learned",
-    )
-
-
-def randomly(abstract, seed: int = 0, dtype=jnp.float32):
-    """Random weights that keep the scale of what flows through; norms stay near one."""
-    rng = np.random.default_rng(seed)
-
-    def fill(path, x):
-        if "norm" in jax.tree_util.keystr(path):
-            return jnp.asarray(rng.uniform(0.5, 1.5, x.shape), dtype)
-        scale = max(x.shape[-2:-1] + (1,)) ** -0.5
-        return jnp.asarray(rng.normal(0, 1.5 * scale, x.shape), dtype)
-
-    return jax.tree.map_with_path(fill, abstract)
-
-
-def params(config: TransformerConfig, seed: int = 0):
-    shapes = jax.eval_shape(
-        Transformer(config).init,
-        jax.random.key(0),
-        jnp.zeros((1, config.prefix_length, config.prefix_width)),
-        jnp.zeros((1, config.cells), jnp.int32),
-    )
-    return randomly(shapes, seed)
-
-
-def conditions(config: TransformerConfig, batch: int, seed: int = 0) -> jax.Array:
-    rng = np.random.default_rng(seed)
-    shape = (batch, config.prefix_length, config.prefix_width)
-    return jnp.asarray(rng.normal(size=shape), jnp.float32)
 
 
 def target(config: TransformerConfig, batch: int, **settings) -> Target:
     """A conditioned toy; the conditions of its images differ."""
-    sampling = Sampling.create(config.vocab_size, **settings)
-    condition = conditions(config, batch)
-    codes = conditions(config, config.vocab_size)[:, 0, :2]
-    model = Transformer(config)
-    return Target.create(model, params(config), condition, sampling, codes=codes)
+    assert config == transformer(config.grid, config.vocab_size)
+    return toy_target(config.grid, config.vocab_size, batch, **settings)
+
+
+def take(x, rows: list[int]):
+    """Some images of a target, or of the targets within a method."""
+    rows = jnp.array(rows)
+
+    def some(x):
+        if not isinstance(x, Target):
+            return x
+        condition, visible = x.condition[rows], x.prefix_visible[rows]
+        return replace(x, condition=condition, prefix_visible=visible)
+
+    return jax.tree.map(some, x, is_leaf=lambda x: isinstance(x, Target))
 
 
 # A family.
@@ -160,4 +127,14 @@ def compilations():
     names.extend(_compiled[before:])
 
 
-__all__ = ["AR", "compilations", "decode_jitted", "family", "target", "transformer"]
+__all__ = [
+    "compilations",
+    "conditions",
+    "decode_jitted",
+    "family",
+    "params",
+    "randomly",
+    "take",
+    "target",
+    "transformer",
+]

@@ -104,9 +104,8 @@ class Speculative:
 
         # The last two final cells: where all drafts were kept, the last of them was
         # never fed.
-        last = jnp.maximum(window.done[:, None] + jnp.arange(-2, 0)[None], 0)
-        final = window.decoded.tokens.reshape(b, n)
-        final = jnp.take_along_axis(final, jnp.minimum(last, n - 1), axis=1)
+        last = jnp.clip(window.done[:, None] + jnp.arange(-2, 0)[None], 0, n - 1)
+        final = jnp.take_along_axis(window.decoded.tokens.reshape(b, n), last, axis=1)
         cache, token, log_q = draft(state.cache, final, window.done)
         places = jnp.arange(1, self.length)
         (cache, _), rest = jax.lax.scan(later, (cache, token), places)
