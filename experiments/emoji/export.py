@@ -19,7 +19,7 @@ ABOUT = (
     "Twemoji by Twitter, Inc and other contributors (CC BY 4.0). Captions: "
     "emojibase-data (MIT). Word vectors: reduced from all-MiniLM-L6-v2 (Apache-2.0)."
 )
-DEFAULTS = Defaults(size=128, guidance=2.0, temperature=0.9, top_k=100, top_p=1.0)
+DEFAULTS = Defaults(size=128, guidance=2.0, temperature=0.7, top_k=100, top_p=1.0)
 
 
 def assemble(

@@ -3,8 +3,8 @@
 python -m experiments.emoji.train --stage all
 
 Stages: prepare (render the drawings), text (tables of word pieces), vq, codes, 32, 64,
-128, 128-long, 128-end, export. Everything goes to `runs/emoji`; `export` writes the
-family's folder. `--smoke` is a run of a minute that shows that all of it works.
+128, 128-long, export. Everything goes to `runs/emoji`; `export` writes the family's
+folder. `--smoke` is a run of a minute that shows that all of it works.
 """
 
 import os
@@ -16,7 +16,7 @@ import typer
 
 STAGES = (
     *("prepare", "text", "vq", "codes"),
-    *("32", "64", "128", "128-long", "128-end"),
+    *("32", "64", "128", "128-long"),
     "export",
 )
 

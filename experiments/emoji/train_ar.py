@@ -90,17 +90,6 @@ STAGES = {
         fall=0.0,
         start="128",
     ),
-    "128-end": ARTraining(
-        size=128,
-        depth=5,
-        steps=2400,
-        batch=12,
-        rate=6e-4,
-        corruption=0.3,
-        tags=0.2,
-        fall=1.0,
-        start="128-long",
-    ),
 }
 
 
