@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         SJD,
         Addition,
         Amplify,
+        MuLo,
         Speculative,
         ZipAR,
     )
@@ -33,6 +34,7 @@ _HOME = {
     "GSD": "methods",
     "Generated": "generation",
     "Method": "decoding",
+    "MuLo": "methods",
     "PJD": "methods",
     "Pipeline": "pipeline",
     "SCD": "methods",
@@ -62,6 +64,7 @@ __all__ = [
     "Decoded",
     "Generated",
     "Method",
+    "MuLo",
     "Pipeline",
     "Sampling",
     "Speculative",

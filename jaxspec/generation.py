@@ -22,6 +22,7 @@ from jaxspec.decoding import (
     Target,
     advance,
     begin,
+    bound,
     check_method,
     describe,
 )
@@ -268,11 +269,13 @@ def generate(
     parts = []
     for first in range(0, len(ids), batch_size):
         rows = _bucket(np.arange(first, min(first + batch_size, len(ids))))
-        target = params.target(jnp.asarray(condition[rows]), sampling, size)
+        shown = jnp.asarray(condition[rows])
+        target = params.target(shown, sampling, size)
+        decoder = bound(method, params, shown, sampling, size)
         keys = image_keys(seed, ids[rows], numbers[rows])
         count = min(batch_size, len(ids) - first)
         report = _offset(progress, first, count, len(ids))
-        out = _run(method, target, keys, report)
+        out = _run(decoder, target, keys, report)
         parts.append(jax.tree.map(lambda x, n=count: np.asarray(x)[:n], out))
     stats = jax.tree.map(lambda *x: np.concatenate(x), *parts)
     _check_decoded(stats, numbers, num_images, prompts)

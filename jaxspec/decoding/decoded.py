@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 # Where a cell's token came from.
-DRAWN = 0  # from the target's distribution, with no draft there
+DRAWN = 0  # from the target's distribution: no draft there, or dropped with others
 ACCEPTED = 1  # a draft that was kept
 RESAMPLED = 2  # from the target, in place of a rejected draft
 BONUS = 3  # from the target, after a draft accepted to its end

@@ -6,6 +6,7 @@ from typing import Any, Protocol, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxspec.decoding.decoded import Decoded
 from jaxspec.decoding.target import Target
@@ -67,18 +68,34 @@ def check_method(method: Method) -> None:
         )
 
 
+def bound(
+    method: Method, pipeline: Any, condition: jax.Array, sampling: Any, size: int
+) -> Method:
+    """The method for images of a family, as it decodes a `Target`.
+
+    A method that needs more of the family than its target, such as a drafter, has a
+    function `bind(pipeline, condition, sampling, size)` that returns itself with that.
+    """
+    bind = getattr(method, "bind", None)
+    return bind(pipeline, condition, sampling, size) if bind else method
+
+
 def describe(method: Method) -> dict[str, Any]:
     """A method's name and knobs, as JSON takes them."""
 
     def plain(x):
         if isinstance(x, Target):
             return "a target of its own"
+        if isinstance(x, jax.tree_util.Partial):
+            return plain(x.func)
         if dataclasses.is_dataclass(x) and not isinstance(x, type):
             knobs = {f.name: plain(getattr(x, f.name)) for f in dataclasses.fields(x)}
             return {"name": type(x).__name__, **knobs}
         if callable(x):
             return f"{x.__module__}.{x.__qualname__}"
-        return x
+        if isinstance(x, np.generic | np.ndarray | jax.Array) and x.ndim == 0:
+            return x.item()
+        return "arrays" if isinstance(x, dict | np.ndarray | jax.Array) else x
 
     return plain(method)
 

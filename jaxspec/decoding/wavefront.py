@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.acceptance import Ratio, residual
-from jaxspec.decoding.decoded import ACCEPTED, DRAWN, RESAMPLED, Decoded
+from jaxspec.decoding.decoded import ACCEPTED, RESAMPLED, Decoded
 from jaxspec.decoding.first import draw_first
 from jaxspec.decoding.jacobi import ACCEPT
 from jaxspec.decoding.target import Target
@@ -58,7 +58,8 @@ class WavefrontState:
       keys: [B] image keys.
       pending: bool [B, H, W], cells still to be drawn.
       fresh: bool [B, N], cache slots that hold their cell's present token.
-      decoded: the result so far.
+      decoded: the result so far. Of a pending cell it has the origin that the cell will
+        have, and the draft that it replaces, if there is one.
       candidate: where rows start tentatively; else None.
     """
 
@@ -88,17 +89,30 @@ def start(target: Target, keys: jax.Array, tentative: bool = False) -> Wavefront
     )
 
 
-def ready(pending: jax.Array, window: int, first_row_alone: bool = False) -> jax.Array:
+def ready(
+    pending: jax.Array,
+    window: int,
+    first_row_alone: bool = False,
+    islands: jax.Array | None = None,
+) -> jax.Array:
     """Which cells [B, H, W] can be drawn now; at least one wherever one is pending.
 
-    With `first_row_alone`, the second row waits for the whole first one.
+    With `first_row_alone`, the second row waits for the whole first one. With `islands`
+    (see `islands.label`), a cell waits for those of its own island only.
     """
     w = pending.shape[-1]
     before = jnp.pad(pending, ((0, 0), (0, 0), (1, 0)))[..., :-1]
     above = jnp.pad(pending, ((0, 0), (1, 0), (0, 0)))[:, :-1]
     waits = jnp.cumsum(above, axis=-1)  # pending cells of the row above up to here
-    reach = jnp.minimum(jnp.arange(w) + window, w) - 1
-    free = waits[..., reach] == 0
+    if islands is None:
+        reach = jnp.minimum(jnp.arange(w) + window, w) - 1
+        free = waits[..., reach] == 0
+    else:
+        labels = jnp.pad(islands, ((0, 0), (1, 0), (0, 0)))[:, :-1]
+        own = labels[:, :, None] == islands[..., None]  # [B, H, W, W of the row above]
+        place = jnp.arange(w)
+        near = place[None, None, None] < place[None, None, :, None] + window
+        free = ~jnp.any(above[:, :, None] & own & near, axis=-1)
     if first_row_alone:
         free = free.at[:, 1].set(waits[:, 1, -1:] == 0)
     return pending & ~before & free
@@ -134,6 +148,8 @@ def step(
     riders: int = 0,
     first_row_alone: bool = False,
     see_unfilled: bool = False,
+    see_drafts: bool = False,
+    islands: jax.Array | None = None,
 ) -> WavefrontState:
     """One pass of the target: draws up to `frontier` ready cells of each image.
 
@@ -146,15 +162,20 @@ def step(
       first_row_alone: the second row waits for the whole first one.
       see_unfilled: a cell sees every slot before it, filled or not, as released ZipAR
         code does; an empty slot takes attention and gives zeros.
+      see_drafts: pending cells hold drafts, in their slots too, which are fed and seen
+        until the cells are drawn; no token stands in for them.
+      islands: int32 [B, H, W], as for `ready`.
     """
     b, n = state.fresh.shape
     rows, raster = jnp.arange(b)[:, None], jnp.arange(n)[None]
     pending = state.pending.reshape(b, n)
-    open_cells = ready(state.pending, window, first_row_alone).reshape(b, n)
+    open_cells = ready(state.pending, window, first_row_alone, islands).reshape(b, n)
     cells, valid = first_cells(open_cells, frontier)
     fed, write = jnp.clip(cells - 1, 0, n - 1), valid
     if riders:
-        due = ~state.fresh & ~pending  # what is drawn, but not in the cache
+        # What is drawn, but not in the cache; nothing follows the last cell.
+        due = ~state.fresh & (state.decoded.final_pass.reshape(b, n) >= 0)
+        due &= raster < n - 1
         due = due.at[rows, jnp.where(valid, fed, n)].set(False, mode="drop")
         extra, exists = first_cells(due, riders)
         fed = jnp.concatenate([fed, jnp.minimum(extra, n - 1)], axis=1)
@@ -163,10 +184,12 @@ def step(
     # The slot of a cell that is itself pending is provisional: only its own input
     # sees it.
     source = stand_in(pending, state.pending.shape[-1])[rows, fed]
+    source = fed if see_drafts else source
     tokens = state.decoded.tokens.reshape(b, n)[rows, source]
     settled = write & ~pending[rows, fed]
     fresh = state.fresh.at[rows, jnp.where(settled, fed, n)].set(True, mode="drop")
-    seen = fresh[:, None] | (raster[None] == fed[..., None]) | see_unfilled
+    seen = fresh[:, None] | (raster[None] == fed[..., None])
+    seen |= see_unfilled or see_drafts
     visible = seen & (raster[None] <= fed[..., None])
 
     log_p, cache = target.follow(state.cache, tokens, fed, write, visible)
@@ -174,7 +197,8 @@ def step(
     drawn = draw(cell_keys(state.keys, cells), log_p)
     passes = state.decoded.target_passes + jnp.any(valid, axis=1)
     decoded = replace(state.decoded, target_passes=passes).check(log_p, valid)
-    final, origin, candidate = valid, jnp.int8(DRAWN), state.candidate
+    origin = decoded.origin.reshape(b, n)[rows, jnp.minimum(cells, n - 1)]
+    final, candidate = valid, state.candidate
     if candidate is not None:
         early = valid & pending[rows, fed[:, : cells.shape[1]]]
         again = valid & (cells == candidate.cell)
@@ -182,7 +206,7 @@ def step(
             candidate, state.keys, passes, cells, log_p, drawn, again, early
         )
         final = valid & (~early | (again & same))
-        origin = jnp.where(again, jnp.where(same, ACCEPTED, RESAMPLED), DRAWN)
+        origin = jnp.where(again, jnp.where(same, ACCEPTED, RESAMPLED), origin)
         drafted = decoded.drafted + jnp.sum(again, axis=1)
         decoded = replace(decoded, drafted=drafted)
     decoded = decoded.settle(cells, final, drawn, origin)

@@ -2,6 +2,7 @@
 
 from jaxspec.methods.ar import AR
 from jaxspec.methods.gsd import GSD, Addition, Amplify
+from jaxspec.methods.mulo import MuLo
 from jaxspec.methods.pjd import PJD
 from jaxspec.methods.scd import SCD
 from jaxspec.methods.sjd import SJD
@@ -16,6 +17,7 @@ __all__ = [
     "SJD",
     "Addition",
     "Amplify",
+    "MuLo",
     "Speculative",
     "ZipAR",
 ]

@@ -44,7 +44,7 @@ class Knob:
 
     @property
     def wants(self) -> str | None:
-        """What its value looks like as text; None if text cannot say it."""
+        """What its value looks like as text; None if text cannot say any."""
         return _wants(self.type)
 
     def read(self, text: str) -> Any:
@@ -184,9 +184,7 @@ def _wants(kind: Any) -> str | None:
             parts.append(" or ".join(map(str, get_args(part))))
         elif isinstance(part, type) and part in _SIMPLE:
             parts.append(_SIMPLE[part])
-        else:
-            return None
-    return " or ".join(parts)
+    return " or ".join(parts) or None
 
 
 def _read(kind: Any, text: str) -> Any:

@@ -1,0 +1,624 @@
+"""MuLo-SD: geometry, a slow reference of the whole method, counts, upsamplers."""
+
+import json
+from dataclasses import replace
+from itertools import product
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+import jaxspec
+from jaxspec.acceptance import Amplified
+from jaxspec.decoding import ACCEPTED, DRAWN, RESAMPLED, jacobi, wavefront
+from jaxspec.decoding.islands import expand, label
+from jaxspec.methods import AR, SCD, ZipAR
+from jaxspec.methods.mulo import MuLo, draft_keys
+from jaxspec.neighbours import nearest_codes, neighbour_table
+from jaxspec.sampling import cell_keys
+from jaxspec.testing import keys_of
+from jaxspec.upsampling import Nearest, Pixels
+from tests import toy
+from tests.test_decoding import Slow, board
+
+# Geometry.
+
+
+def around(rejected: np.ndarray, radius: int, how: str, clip: str) -> np.ndarray:
+    """Cells [H, W] drawn again, by the words of `MuLo`."""
+    h, w = rejected.shape
+    rejects = [(i, j) for i, j in product(range(h), range(w)) if rejected[i, j]]
+    out = np.zeros((h, w), bool)
+    for (i, j), t in product(product(range(h), range(w)), rejects):
+        near = max(abs(i - t[0]), abs(j - t[1])) <= radius
+        if how == "forward":
+            near &= (i, j) >= t
+        if how == "raster":
+            near = (i, j) >= min(rejects)
+        if clip == "first":
+            near &= (i, j) >= min(rejects)
+        out[i, j] |= near
+    return out
+
+
+def islands_of(cells: np.ndarray) -> np.ndarray:
+    """A number for each 8-connected part of cells [H, W], filled one by one."""
+    numbers = np.full(cells.shape, -1)
+    for start in np.argwhere(cells):
+        border = [tuple(start)] if numbers[tuple(start)] < 0 else []
+        while border:
+            i, j = border.pop()
+            inside = 0 <= i < cells.shape[0] and 0 <= j < cells.shape[1]
+            if inside and cells[i, j] and numbers[i, j] < 0:
+                numbers[i, j] = start[0] * cells.shape[1] + start[1]
+                border += product(range(i - 1, i + 2), range(j - 1, j + 2))
+    return numbers
+
+
+def strings(cells) -> list[str]:
+    return ["".join("x" if x else "." for x in row) for row in np.asarray(cells)]
+
+
+def test_expansion_by_hand():
+    rejected = board(
+        "......",
+        "...x..",
+        "......",
+        "x.....",
+        "......",
+    )
+    got = lambda *args: strings(expand(rejected, *args)[0])
+    assert got(1, "square", "first") == [
+        "......",
+        "...xx.",
+        "xxxxx.",
+        "xx....",
+        "xx....",
+    ]
+    assert got(1, "square", "block") == [
+        "..xxx.",
+        "..xxx.",
+        "xxxxx.",
+        "xx....",
+        "xx....",
+    ]
+    assert got(1, "forward", "block") == [
+        "......",
+        "...xx.",
+        "..xxx.",
+        "xx....",
+        "xx....",
+    ]
+    raster = ["......", "...xxx", "xxxxxx", "xxxxxx", "xxxxxx"]
+    assert got(1, "raster", "first") == raster
+    assert got(0, "square", "first") == strings(rejected[0])
+    assert (
+        strings(expand(board("....", "...."), 3, "raster", "first")[0]) == ["...."] * 2
+    )
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_expansion_and_islands_against_loops(data):
+    h, w = data.draw(st.sampled_from([(1, 5), (4, 7), (6, 3)]))
+    bits = data.draw(st.lists(st.booleans(), min_size=2 * h * w, max_size=2 * h * w))
+    sparse = data.draw(st.sampled_from([0, 0.7, 0.9]))
+    keep = np.random.default_rng(0).random((2, h, w)) >= sparse
+    cells = np.array(bits).reshape(2, h, w) & keep
+    radius = data.draw(st.sampled_from([0, 1, 2, 9]))
+    how = data.draw(st.sampled_from(["square", "forward", "raster"]))
+    clip = data.draw(st.sampled_from(["first", "block"]))
+    got = np.asarray(expand(jnp.asarray(cells), radius, how, clip))
+    labels = np.asarray(label(jnp.asarray(cells)))
+    for b in range(2):
+        np.testing.assert_array_equal(got[b], around(cells[b], radius, how, clip))
+        want = islands_of(cells[b])
+        # The same cells have the same number, whichever it is.
+        pairs = set(zip(want.ravel().tolist(), labels[b].ravel().tolist(), strict=True))
+        assert len(pairs) == len(set(want.ravel())) == len(set(labels[b].ravel()))
+        assert (-1, -1) in pairs or cells[b].all()
+
+
+def test_ready_in_islands_on_every_board():
+    """All 4096 boards of 3 by 4 cells, and all that is done of them at random."""
+    boards = np.array(list(product([False, True], repeat=12))).reshape(-1, 3, 4)
+    labels = np.stack([islands_of(x) for x in boards])
+    pending = boards & (np.random.default_rng(0).random(boards.shape) < 0.8)
+    run = jax.jit(wavefront.ready, static_argnums=(1, 2))
+    for window in (1, 2, 4):
+        got = np.asarray(run(jnp.asarray(pending), window, False, jnp.asarray(labels)))
+        for i, j in product(range(3), range(4)):
+            want = pending[:, i, j].copy()
+            if j > 0:
+                want &= ~pending[:, i, j - 1]
+            for c in range(min(j + window, 4)) if i else ():
+                same = labels[:, i - 1, c] == labels[:, i, j]
+                want &= ~(pending[:, i - 1, c] & same)
+            np.testing.assert_array_equal(got[:, i, j], want)
+        np.testing.assert_array_equal(got.any((1, 2)), pending.any((1, 2)))
+
+
+def passes_of(pending: np.ndarray, method: MuLo, most: int | None) -> int:
+    """Of the schedule alone."""
+    islands = label(jnp.asarray(pending)) if method.order == "islands" else None
+    run = jax.jit(wavefront.ready, static_argnums=(1, 2))
+    pending, count = pending.copy(), 0
+    while pending.any():
+        now = np.asarray(run(jnp.asarray(pending), method.window, False, islands))
+        pending[tuple(np.argwhere(now)[:most].T)] = False
+        count += 1
+    return count
+
+
+@pytest.mark.parametrize("window", [4, 16])
+@pytest.mark.parametrize("share", [0.01, 0.03])
+def test_the_default_frontier_is_as_fast_as_any(window, share):
+    rejected = np.random.default_rng(0).random((1, 32, 32)) < share
+    pending = np.asarray(expand(jnp.asarray(rejected), 3, "square", "first"))
+    islands, rows = MuLo(window=window), MuLo(window=window, order="rows")
+    least = passes_of(pending, islands, None)
+    assert passes_of(pending, islands, islands.most_at_once((32, 32))) <= 1.02 * least
+    assert passes_of(pending, rows, None) >= least
+
+
+# Against loops.
+
+CODES, BATCH, LOW, HIGH = 12, 3, (2, 2), (4, 6)
+
+
+@pytest.fixture(scope="module")
+def target():
+    return toy.target(toy.transformer(HIGH, CODES), BATCH)
+
+
+@pytest.fixture(scope="module")
+def draft():
+    return toy.target(toy.transformer(LOW, CODES), BATCH)
+
+
+class SlowMuLo(Slow):
+    """MuLo-SD for one image, in loops and float64, by the words of its docstring."""
+
+    def run(self, method: MuLo, low: "SlowDrafter", keeps, choose):
+        """Tokens, origin and pass of each cell [N], and passes of target and drafter.
+
+        Neither model is told more of the other than tokens.
+        """
+        (h, w), n = self.config.grid, self.config.cells
+        self.tokens, self.fresh, self.number = {}, set(), 0
+        self.passes, self.origin = [-1] * n, np.zeros(n, int)
+        rows, drawn = method.rows or LOW[0], 0
+        scale = h // LOW[0], w // LOW[1]
+        for top in range(0, LOW[0], rows):
+            verified = np.array([self.tokens[u] for u in range(top * scale[0] * w)])
+            verified = verified.reshape(-1, w)[:: scale[0], :: scale[1]]
+            grid = low.draft(verified.ravel().tolist(), (top + rows) * LOW[1])
+            drawn += rows * LOW[1] - (top == 0) + (top > 0)
+            drafts = grid.repeat(scale[0], 0).repeat(scale[1], 1).ravel()
+            begin, end = top * scale[0] * w, (top + rows) * scale[0] * w
+            self.round(method, dict(enumerate(drafts)), begin, end, keeps, choose)
+        tokens = [self.tokens[u] for u in range(n)]
+        return tokens, self.origin, self.passes, self.number, drawn
+
+    def put(self, cell: int, token: int, seen) -> np.ndarray:
+        """Feeds a token at a cell that sees others, and says what follows it."""
+        p, x = self.config.prefix_length, self.p["token_embedding"][token]
+        seen = [*range(p), *(p + c for c in seen if c < cell)]
+        self.slots[p + cell], logits = self.feed(x, p + cell, seen)
+        return logits
+
+    def round(self, method: MuLo, drafts: dict, begin: int, end: int, keeps, choose):
+        (h, w), n, size = self.config.grid, self.config.cells, end - begin
+        block = range(begin, end)
+        again = range(begin - size if method.refresh == "after" else begin, begin)
+        late = {c for c in range(begin) if c not in self.fresh or c in again}
+        self.tokens |= {u: drafts[u] for u in block}
+        logits = {0: self.first}
+        self.fresh |= late | {*range(begin - 1, begin)} - {-1}
+        for c in sorted(late | {*range(begin - 1, end - 1)} - {-1}):
+            logits[c + 1] = self.put(c, self.tokens[c], self.fresh | {*block})
+        rejected = np.zeros(n, bool)
+        for u in block:
+            rejected[u] = not keeps(u, logits[u], drafts[u])
+        redrawn = around(
+            rejected.reshape(h, w), method.radius, method.expand, method.clip
+        ).ravel()
+        pending = {u for u in block if redrawn[u]}
+        self.fresh |= {*block[:-1]} - pending
+        for u in block:
+            self.origin[u] = DRAWN if u in pending else ACCEPTED
+            self.origin[u] = RESAMPLED if rejected[u] else self.origin[u]
+        if 0 in pending:
+            pending.remove(0)
+            self.tokens[0] = choose(0, self.first)
+
+        fed = -(-size // w // (method.rows_at_once or h))
+        self.number += fed
+        for u in {*block} - pending:
+            self.passes[u] = self.number
+        if method.refresh == "before" and pending:
+            self.number += fed
+            again = {*block[:-1]} - pending
+            self.fresh |= again
+            for c in sorted(again):
+                self.put(c, self.tokens[c], self.fresh)
+        self.redraw(method, pending, end, choose)
+
+    def redraw(self, method: MuLo, pending: set, end: int, choose):
+        (h, w), n = self.config.grid, self.config.cells
+        labels = np.array([u in pending for u in range(n)]).reshape(h, w)
+        labels = islands_of(labels).ravel()
+        if method.order == "rows":
+            labels = np.zeros(n, int)
+        raster, stale = method.order == "raster", method.context == "stale"
+        window = w if raster else min(method.window, w)
+        most = 1 if raster else method.frontier or 2 * -(-w // method.window)
+        while pending:
+            self.number += 1
+            now = [u for u in sorted(pending) if self.free(u, pending, window, labels)]
+            inputs = {u - 1: u for u in now[:most]}
+            due = [c for c in range(min(end, n - 1)) if c not in self.fresh | pending]
+            inputs |= dict.fromkeys([c for c in due if c not in inputs][:most])
+            new = {}
+            for fed, u in sorted(inputs.items()):
+                source = fed
+                if fed in pending and not stale:
+                    done = {c: 0 for c in range(end) if c not in pending}
+                    source = self.stand_in(fed, done)
+                seen = range(end) if stale else self.fresh
+                logits = self.put(fed, self.tokens[source], seen)
+                if fed not in pending:
+                    self.fresh.add(fed)
+                if u is not None:
+                    new[u] = choose(u, logits)
+            self.tokens |= new
+            pending -= {*new}
+            for u in new:
+                self.passes[u] = self.number
+
+    def free(self, u: int, pending: set, window: int, labels: np.ndarray) -> bool:
+        w = self.config.grid[1]
+        i, j = divmod(u, w)
+        above = [(i - 1) * w + c for c in range(min(j + window, w))] if i else []
+        above = [c for c in above if labels[c] == labels[u]]
+        left = [u - 1] if j else []
+        return not any(c in pending for c in above + left)
+
+
+class SlowDrafter(Slow):
+    """Draws rows in raster order behind others, which are fed first."""
+
+    def draft(self, tokens: list[int], count: int) -> np.ndarray:
+        p, logits = self.config.prefix_length, self.first
+        for c in range(count):
+            if c == len(tokens):
+                tokens.append(self.choose(c, logits))
+            x = self.p["token_embedding"][tokens[c]]
+            if c < self.config.cells - 1:
+                seen = [s for s in self.slots if s < p + c]
+                self.slots[p + c], logits = self.feed(x, p + c, seen)
+        return np.array(tokens).reshape(-1, self.config.grid[1])
+
+
+def noise(keys, cells: int) -> np.ndarray:
+    """The Gumbel noise [B, N, V] that draws each cell."""
+    at = jnp.broadcast_to(jnp.arange(cells), (len(keys), cells))
+    gumbel = jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, (CODES,))))
+    return np.asarray(gumbel(cell_keys(keys, at)))
+
+
+def choice(gumbel):
+    return lambda u, logits: int(np.argmax(logits + gumbel[u]))
+
+
+def mass(method: MuLo, codes: np.ndarray, logits, draft: int) -> float:
+    p = np.exp(logits - logits.max())
+    p /= p.sum()
+    if isinstance(method.rule, Amplified):
+        return min(1, method.rule.factor * p[draft])
+    gap = ((codes - codes[draft]) ** 2).sum(-1)
+    gap[draft] = -1
+    return p[np.argsort(gap, kind="stable")[: method.neighbours]].sum()
+
+
+NEAREST = {"upsampler": Nearest()}
+METHODS = {
+    "default": MuLo(**NEAREST, radius=1, window=2, neighbours=3),
+    "stale rounds": MuLo(
+        **NEAREST,
+        radius=0,
+        window=1,
+        rule=Amplified(8.0),
+        test="chance",
+        context="stale",
+        clip="block",
+        order="rows",
+        frontier=4,
+        rows=1,
+        refresh="after",
+    ),
+    "raster": MuLo(
+        **NEAREST,
+        radius=2,
+        neighbours=4,
+        order="raster",
+        expand="forward",
+        refresh="before",
+        rows_at_once=3,
+    ),
+    "rounds": MuLo(**NEAREST, radius=1, window=3, neighbours=5, rows=1),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_against_loops(name, draft, target):
+    knobs, keys = METHODS[name], keys_of(BATCH)
+    cells = jnp.broadcast_to(jnp.arange(24), (BATCH, 24))
+    uniform = jax.vmap(jax.vmap(jax.random.uniform))
+    uniform = np.asarray(uniform(cell_keys(keys, cells, jacobi.ACCEPT)))
+    codes = np.asarray(target.codes, np.float64)
+    low_noise, high_noise = noise(draft_keys(keys), 4), noise(keys, 24)
+    low_config, config = draft.model.config, target.model.config
+    kept = []
+    for threshold in (0.02, 0.1, 0.3) if knobs.test == "threshold" else (0,):
+        method = replace(knobs, draft=draft, threshold=threshold)
+        got = toy.decode_jitted(method, target, keys)
+        assert (np.asarray(got.bad_pass) == -1).all()
+        np.testing.assert_array_equal(got.drafted, [24] * BATCH)
+        for b in range(BATCH):
+            low = SlowDrafter(low_config, toy.params(low_config), draft.condition[b])
+            low.choose = choice(low_noise[b])
+
+            def keeps(u, logits, token, b=b, threshold=threshold):
+                least = uniform[b, u] if knobs.test == "chance" else threshold
+                return mass(knobs, codes, logits, token) > least
+
+            slow = SlowMuLo(config, toy.params(config), target.condition[b])
+            tokens, origin, passes, number, drawn = slow.run(
+                method, low, keeps, choice(high_noise[b])
+            )
+            np.testing.assert_array_equal(np.ravel(got.tokens[b]), tokens)
+            np.testing.assert_array_equal(np.ravel(got.origin[b]), origin)
+            np.testing.assert_array_equal(np.ravel(got.final_pass[b]), passes)
+            assert got.target_passes[b] == number
+            assert got.draft_passes[b] == drawn
+            kept.append((origin == ACCEPTED).mean())
+    assert min(kept) < 0.3 and max(kept) > 0.3  # it was a test of both
+
+
+def test_threshold_0_keeps_the_enlarged_draft(draft, target):
+    method = replace(METHODS["default"], draft=draft, threshold=0)
+    got = toy.decode_jitted(method, target, keys_of(BATCH))
+    low = toy.decode_jitted(ZipAR(), draft, draft_keys(keys_of(BATCH)))
+    want = np.repeat(np.repeat(low.tokens, 2, 1), 3, 2)
+    np.testing.assert_array_equal(got.tokens, want)
+    np.testing.assert_array_equal(got.final_pass, np.ones((BATCH, *HIGH)))
+    for field, value in {
+        "target_passes": 1,
+        "draft_passes": 3,
+        "prefill_passes": 2,
+        "drafted": 24,
+        "bad_pass": -1,
+    }.items():
+        np.testing.assert_array_equal(getattr(got, field), [value] * BATCH)
+    assert (got.origin == ACCEPTED).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "same", "verified"),
+    [("default", ZipAR(2), 1), ("raster", AR(), 4)],
+)
+def test_a_threshold_above_1_leaves_no_trace_of_the_draft(
+    name, same, verified, draft, target
+):
+    method = replace(METHODS[name], draft=draft, threshold=1.5)
+    got = toy.decode_jitted(method, target, keys_of(BATCH))
+    want = toy.decode_jitted(same, target, keys_of(BATCH))
+    np.testing.assert_array_equal(got.tokens, want.tokens)
+    np.testing.assert_array_equal(got.target_passes, want.target_passes + verified)
+    assert (got.origin == RESAMPLED).all()
+
+
+def test_no_image_depends_on_its_neighbours(draft, target):
+    method = replace(METHODS["default"], draft=draft, threshold=0.1)
+    every = toy.decode_jitted(method, target, keys_of(BATCH))
+    assert len({x.tobytes() for x in np.asarray(every.tokens)}) == BATCH
+    rows = np.array([2, 0, 2])
+    method = replace(method, draft=toy.take(draft, rows))
+    got = toy.decode_jitted(method, toy.take(target, rows), keys_of(BATCH)[rows])
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y[rows]), got, every)
+
+
+def test_other_weights_thresholds_and_conditions_compile_nothing(draft, target):
+    method = replace(METHODS["default"], draft=draft, threshold=0.1)
+    toy.decode_jitted(method, target, keys_of(BATCH))
+    weights = jax.tree.map(lambda x: 0.9 * x, draft.params)
+    other = replace(draft, params=weights, condition=draft.condition + 1)
+    keys = keys_of(BATCH, 1)
+    with toy.compilations() as compiled:
+        for threshold in (0.3, 1, np.float32(0.2)):
+            method = replace(method, draft=other, threshold=threshold)
+            toy.decode_jitted(method, target, keys)
+    assert compiled == []
+
+
+def test_a_nan_is_noted_whoever_meets_it(draft, target):
+    method = replace(METHODS["default"], threshold=0.1)
+    bad = replace(draft, condition=draft.condition.at[1].set(jnp.nan))
+    got = toy.decode_jitted(replace(method, draft=bad), target, keys_of(BATCH))
+    np.testing.assert_array_equal(got.bad_pass, [-1, 0, -1])
+    weights = jax.tree.map(lambda x: x, target.params)
+    table = weights["params"]["position_embedding"]
+    weights["params"]["position_embedding"] = table.at[4 + 5].set(jnp.nan)
+    bad = replace(target, params=weights)
+    got = toy.decode_jitted(replace(method, draft=draft), bad, keys_of(BATCH))
+    np.testing.assert_array_equal(got.bad_pass, [1, 1, 1])
+
+
+# By hand.
+
+
+def not_zero(log_p, log_q, drafts, codes):
+    return (drafts != 0).astype(jnp.float32)
+
+
+GRIDS = np.ones((3, 4, 8), np.int32)
+GRIDS[0, 1, 1] = GRIDS[0, 2, 6] = 0
+GRIDS[2] = 0
+
+
+def by_hand(tokens, grid):
+    return jnp.asarray(GRIDS)
+
+
+def test_islands_and_passes_by_hand():
+    """Image 0 has two islands, image 1 no reject, image 2 nothing else."""
+    draft = toy.target(toy.transformer((2, 4), 4), 3)
+    target = toy.target(toy.transformer((4, 8), 4), 3)
+    method = MuLo(draft=draft, upsampler=by_hand, rule=not_zero, radius=1)
+    got = toy.decode_jitted(method, target, keys_of(3))
+    # Pass 1 verifies. No cell before the first reject (1, 1) is drawn again.
+    want = [
+        [1, 1, 1, 1, 1, 1, 1, 1],
+        [1, 2, 3, 1, 1, 2, 3, 4],
+        [4, 5, 6, 1, 1, 5, 6, 7],
+        [1, 1, 1, 1, 1, 8, 9, 10],
+    ]
+    np.testing.assert_array_equal(got.final_pass[0], want)
+    redrawn = np.array(want) > 1
+    assert ((np.asarray(got.origin[0]) == ACCEPTED) == ~redrawn).all()
+    assert [int(got.count(o)[0]) for o in (RESAMPLED, DRAWN, ACCEPTED)] == [2, 12, 18]
+    np.testing.assert_array_equal(got.tokens[1], GRIDS[1])
+    np.testing.assert_array_equal(got.count(RESAMPLED), [2, 0, 32])
+    # Of image 2 the prefill draws the first cell, and a pass each the others.
+    np.testing.assert_array_equal(got.target_passes, [10, 1, 32])
+    np.testing.assert_array_equal(got.draft_passes, [7, 7, 7])
+    np.testing.assert_array_equal(got.prefill_passes, [2, 2, 2])
+
+
+def test_neighbours_by_hand():
+    codes = jnp.array([[0.0, 0], [1, 0], [0.9, 0.3], [0, 0], [5, 5]])
+    want = [[0, 3, 2], [1, 2, 0], [2, 1, 0], [3, 0, 2], [4, 2, 1]]
+    np.testing.assert_array_equal(nearest_codes(codes, 3), want)
+    # Itself first, also of two that are alike.
+    np.testing.assert_array_equal(nearest_codes(codes, 1)[:, 0], range(5))
+    assert neighbour_table(codes, 3) is neighbour_table(codes + 0, 3)
+    with pytest.raises(ValueError, match="neighbours must be 1 to 5, .* not 6"):
+        nearest_codes(codes, 6)
+
+
+# Upsamplers.
+
+
+def test_nearest_by_hand():
+    tokens = jnp.array([[[1, 2], [3, 4]]])
+    got = Nearest()(tokens, (2, 6))
+    np.testing.assert_array_equal(got, [[[1, 1, 1, 2, 2, 2], [3, 3, 3, 4, 4, 4]]])
+    np.testing.assert_array_equal(Nearest()(got, (2, 2)), tokens)
+
+
+@pytest.mark.parametrize(
+    ("filter", "pillow", "grid"),
+    [("bicubic", "BICUBIC", (4, 12)), ("lanczos3", "LANCZOS", (2, 4))],
+)
+def test_pixels_are_resized_as_pillow_does(filter, pillow, grid):
+    """Up and down; Pillow rounds to whole pixel values, so a code may differ."""
+    family = jaxspec.load("emoji")
+    rows, columns = np.mgrid[:32, :64] - np.array([15.5, 31.5])[:, None, None]
+    disc = np.hypot(rows, columns / 2) < 12
+    picture = np.where(disc[..., None], [200, 30, 40], 255).astype(np.uint8)[None]
+    tokens = jnp.asarray(family.encode(picture))
+    image = Image.fromarray(family.images(tokens)[0])
+    got = family.images(Pixels(filter).bind(family)(tokens, grid))
+
+    def gap(how):
+        resized = image.resize((8 * grid[1], 8 * grid[0]), Image.Resampling[how])
+        want = family.images(family.encode(np.asarray(resized)[None]))
+        return np.abs(got.astype(float) - want).mean()
+
+    assert gap(pillow) < 0.5 < 1.5 < gap("NEAREST")
+
+
+# In the library.
+
+
+def test_generate_drafts_with_the_next_smaller_size():
+    family = toy.family()
+    run = lambda method, **more: jaxspec.generate(
+        family, ["red heart", "blue tree"], method=method, seed=3, **more
+    )
+    kept = run(MuLo(threshold=0.0, neighbours=4))
+    keys = jaxspec.image_keys(3, family.read(["red heart", "blue tree"])[1], [0, 0])
+    sampling = jaxspec.Sampling.create(12, guidance=2.0, temperature=0.9, top_k=8)
+    condition = jnp.asarray(family.condition(["red heart", "blue tree"]))
+    low = toy.decode_jitted(
+        ZipAR(), family.target(condition, sampling, 8), draft_keys(keys)
+    )
+    want = Pixels().bind(family)(low.tokens, (4, 4))
+    np.testing.assert_array_equal(kept.tokens, want)
+    np.testing.assert_array_equal(kept.stats.draft_passes, [3, 3])
+    method = json.loads(kept.to_json())["settings"]["method"]
+    assert method["name"] == "MuLo" and method["threshold"] == 0
+    assert method["upsampler"]["filter"] == "bicubic" and method["draft"] is None
+    with toy.compilations() as compiled:
+        redrawn = run(MuLo(draft=8, threshold=2.0, neighbours=4))
+    assert "start" not in compiled and "_advance" not in compiled
+    np.testing.assert_array_equal(redrawn.tokens, run(AR()).tokens)
+    for draft, size, said in (
+        (None, 8, "toy has no model to draft for 8 px: no smaller size divides it"),
+        (12, 16, "toy has no model for 12 px; trained sizes: 8, 16"),
+        (16, 8, "a draft of 16 px cannot be enlarged to 8 px"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            run(MuLo(draft=draft), size=size)
+
+
+def test_any_method_drafts(draft, target):
+    """Also another MuLo, with a drafter of one cell; traced, not run."""
+    tiny = toy.target(toy.transformer((1, 1), CODES), BATCH)
+    cascade = MuLo(draft=tiny, upsampler=Nearest(), neighbours=2)
+    for inner in (cascade, SCD(4)):
+        method = MuLo(draft=draft, upsampler=Nearest(), draft_method=inner)
+        method = replace(method, neighbours=2)
+        got = jax.eval_shape(jaxspec.decode, method, target, keys_of(BATCH))
+        assert got.tokens.shape == (BATCH, *HIGH)
+
+
+def test_what_does_not_fit_is_refused(draft, target):
+    fits = MuLo(draft=draft, upsampler=Nearest(), neighbours=3)
+    other = lambda grid, codes=CODES, batch=BATCH: toy.target(
+        toy.transformer(grid, codes), batch
+    )
+    wrong = jnp.zeros((CODES, 2), jnp.int32)
+    for knobs, said in (
+        ({"draft": other((2, 4))}, "must divide the target's, 4 x 6, and is 2 x 4"),
+        ({"draft": other(LOW, 7)}, "the target's number of codes, 12, not 7"),
+        ({"draft": other(LOW, batch=2)}, "the target's batch of conditions, 3, not 2"),
+        ({"draft": 64}, "draft must be a Target, with its condition; a size"),
+        ({"table": wrong}, r"table must be \[12, 3\], not \[12, 2\]"),
+        ({"neighbours": 13}, "neighbours must be 1 to 12, the number of codes, not 13"),
+        ({"upsampler": Pixels()}, "Pixels needs a VQ tokenizer"),
+        ({"upsampler": lambda x, _: x}, r"whole numbers \[3, 4, 6\], not int32 \[3, 2"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            jax.eval_shape(replace(fits, **knobs).start, target, keys_of(BATCH))
+    with pytest.raises(ValueError, match="the target has no codes: create it with"):
+        jax.eval_shape(fits.start, replace(target, codes=None), keys_of(BATCH))
+    for knobs, said in (
+        (
+            {"expand": "round"},
+            "expand must be square or forward or raster, not 'round'",
+        ),
+        ({"radius": -1}, "radius must be 0 or more, not -1"),
+        ({"window": 0}, "window must be 1 or more, not 0"),
+        ({"threshold": float("nan")}, "threshold must be 0 or more, not nan"),
+        ({"rule": "Ratio"}, "rule must be a function or a rule"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            MuLo(**knobs)
+    with pytest.raises(ValueError, match="filter must be one of bicubic, .*'cubical'"):
+        Pixels("cubical")
