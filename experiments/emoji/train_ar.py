@@ -280,7 +280,8 @@ def make_optimizer(settings: ARTraining) -> optax.GradientTransformation:
     Until the fall begins, a run does not depend on its number of steps: it can be made
     longer or shorter.
     """
-    warm, fall = min(100, settings.steps // 16), settings.fall * settings.steps
+    warm = max(1, min(100, settings.steps // 16))
+    fall = settings.fall * settings.steps
 
     def schedule(step):
         left = jnp.minimum(1.0, (settings.steps - step) / max(fall, 1.0))
