@@ -10,7 +10,6 @@ import pytest
 from rich.progress import Progress
 
 import jaxspec
-from experiments.emoji.metrics import bootstrap
 from experiments.methods import compare, measure, report, run
 from experiments.methods.contestants import CONTESTANTS, Contestant, select
 from jaxspec.methods import AR, GSD, SJD
@@ -45,18 +44,29 @@ def test_permutation_test_holds_its_level_and_sees_through_captions():
     assert max(p_value(1.5) for _ in range(5)) < 0.01
 
 
-def test_band_by_hand():
-    band = compare.seed_band([1.0, 2.0, 3.0])
-    reach = 4.30265 * np.sqrt(1 + 1 / 3)  # t of 2 degrees of freedom, two-sided
-    assert (band["mean"], band["deviation"]) == (2, 1)
-    assert band["low"] == pytest.approx(2 - reach, abs=1e-4)
-    assert band["high"] == pytest.approx(2 + reach, abs=1e-4)
-    assert compare.seed_band([1.0]) is None
+def test_bands_by_hand():
+    t = 4.30265  # of 2 degrees of freedom, two-sided
+    band = compare.set_band([1.0, 2.0, 3.0])
+    want = dict(
+        mean=2, deviation=1, low=2 - t * np.sqrt(4 / 3), high=2 + t * np.sqrt(4 / 3)
+    )
+    assert band == pytest.approx(want, abs=1e-4)
+    assert compare.set_band([1.0]) is None
+    # Two captions, of which one varies, by 2: means vary by half of that.
+    band = compare.picture_band(np.array([[1.0, 5.0], [3.0, 5.0]]))
+    reach = t * np.sqrt(1 / 2) * np.sqrt(3 / 2)
+    want = dict(mean=3.5, deviation=np.sqrt(1 / 2), low=3.5 - reach, high=3.5 + reach)
+    assert band == pytest.approx(want, abs=1e-4)
 
 
 def test_outside_names_what_is_outside():
     bands = {"r5": {"low": 0.1, "high": 0.2}, "kid": {"low": 1, "high": 2}, "r1": None}
-    row = {"name": "SJD", "r5": (0.3, 0, 1), "kid": {"value": 1.5}, "r1": (0, 0, 0)}
+    row = {
+        "name": "SJD",
+        "r5": {"value": 0.3},
+        "kid": {"value": 1.5},
+        "r1": {"value": 9},
+    }
     assert compare.outside(row, bands) == ["r5"]
     assert compare.outside(row | {"name": "AR"}, bands) is None
 
@@ -118,7 +128,7 @@ def toy_task() -> measure.Task:
         return images.reshape(len(images), -1, 48).mean(1).astype(np.float32) / 255
 
     def match(x):
-        return {"r1": bootstrap(x[:, 0]), "r5": bootstrap(x[:, 1])}
+        return {"r1": x[:, 0], "r5": x[:, 1]}
 
     captions = ["red heart", "blue tree", "flat emoji of a hat", "woman"]
     real = np.random.default_rng(0).random((4, 48))
@@ -143,7 +153,7 @@ def test_measurement_of_a_toy_family(toy_record):
     assert 4 <= sjd["passes"]["mean"] < 16 and 0 < sjd["acceptance"] < 1
     assert ar["acceptance"] is None and ar["outside"] is None
     for row in rows.values():  # exact: nothing that the target would not draw
-        assert row["nll"]["outside_cells"] == row["nll"]["outside_pictures"] == 0
+        assert row["off_support"] == {"cells": 0, "pictures": 0}
         assert set(row["time"]) == {"1", "2"}
     # AR against its other seed, which is against it.
     other = rows["AR, seed 1"]

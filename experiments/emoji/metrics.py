@@ -161,10 +161,10 @@ def recall(similarity: np.ndarray, target: np.ndarray, k: int) -> np.ndarray:
     return np.clip((k - above) / level, 0, 1)
 
 
-def text_match(
+def matches(
     match: TextMatch, x: np.ndarray, labels: np.ndarray, texts: np.ndarray
-) -> dict[str, Estimate]:
-    """R@1, R@5 and cosine of pictures with the labels they were drawn from.
+) -> dict[str, np.ndarray]:
+    """R@1, R@5 and cosine of each picture with the label it was drawn from: [N].
 
     Args:
       match: the regression.
@@ -176,10 +176,18 @@ def text_match(
     similarity = match.similarity(x, texts[first])
     own = np.take_along_axis(similarity, target[:, None], 1)[:, 0]
     return {
-        "r1": bootstrap(recall(similarity, target, 1)),
-        "r5": bootstrap(recall(similarity, target, 5)),
-        "cosine": bootstrap(own),
+        "r1": recall(similarity, target, 1),
+        "r5": recall(similarity, target, 5),
+        "cosine": own,
     }
+
+
+def text_match(
+    match: TextMatch, x: np.ndarray, labels: np.ndarray, texts: np.ndarray
+) -> dict[str, Estimate]:
+    """`matches`, as means with their intervals."""
+    values = matches(match, x, labels, texts)
+    return {name: bootstrap(each) for name, each in values.items()}
 
 
 def principal_axes(x: np.ndarray, count: int = COMPONENTS) -> np.ndarray:

@@ -46,7 +46,7 @@ def emoji(family: str, folder: Path, count: int) -> Task:
         captions=[drawings.caption(i) for i in chosen],
         real=ref.features[chosen],
         features=metrics.features,
-        match=lambda x: metrics.text_match(ref.match, x, labels, texts),
+        match=lambda x: metrics.matches(ref.match, x, labels, texts),
     )
 
 
@@ -110,7 +110,7 @@ def main(
     """
     if names:
         for each in CONTESTANTS:
-            print(f"{each.name:12} {each.guarantee:7} {each.method!r}")
+            print(f"{each.name:14} {each.guarantee:7} {each.method!r}")
         return
     if find_spec("matplotlib") is None:
         raise SystemExit("the picture needs matplotlib: pip install -e '.[figures]'")

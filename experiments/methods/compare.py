@@ -12,25 +12,39 @@ from experiments.methods.contestants import REFERENCE, Contestant
 from experiments.methods.measure import Drawn, Task
 from jaxspec.decoding import describe
 
-MEASURES = ("nll", "r1", "r5", "kid", "kid_ar")
+PICTURES = ("nll", "r1", "r5")  # measures that each picture has
+SETS = ("kid", "kid_ar")  # and that only a set has
+MEASURES = (*PICTURES, *SETS)
 
 
-def seed_band(values: Sequence[float]) -> dict[str, float] | None:
-    """Where one more seed of AR would be, in 19 of 20 cases; None of a single value.
+def _band(mean: float, deviation: float, seeds: int, degrees: int) -> dict[str, float]:
+    """Where one more seed of AR would be, in 19 of 20 cases.
 
-    Student's prediction interval, mean -+ t s root(1 + 1/n): wide for few seeds.
+    Student's prediction interval, mean -+ t s root(1 + 1/seeds), of as many degrees of
+    freedom as s was estimated with.
     """
-    n = len(values)
-    if n < 2:
+    reach = float(stats.t.ppf(0.975, degrees)) * deviation * (1 + 1 / seeds) ** 0.5
+    out = {"mean": mean, "deviation": deviation}
+    return out | {"low": mean - reach, "high": mean + reach}
+
+
+def set_band(values: Sequence[float]) -> dict[str, float] | None:
+    """The band (see `_band`) of numbers, one a seed; None of less than two."""
+    if len(values) < 2:
         return None
     mean, deviation = metrics.spread(list(values))
-    reach = float(stats.t.ppf(0.975, n - 1)) * deviation * (1 + 1 / n) ** 0.5
-    return {
-        "mean": mean,
-        "deviation": deviation,
-        "low": mean - reach,
-        "high": mean + reach,
-    }
+    return _band(mean, deviation, len(values), len(values) - 1)
+
+
+def picture_band(values: np.ndarray) -> dict[str, float]:
+    """The band (see `_band`) of a mean over pictures, from values [seeds, captions].
+
+    Captions are the same for every seed: a mean varies by what pictures of one caption
+    vary by. All captions tell of that, so it is known well even from two seeds.
+    """
+    seeds, captions = values.shape
+    deviation = float((values.var(0, ddof=1).mean() / captions) ** 0.5)
+    return _band(float(values.mean()), deviation, seeds, captions * (seeds - 1))
 
 
 def exchange_test(
@@ -59,37 +73,34 @@ def kid(a: np.ndarray, b: np.ndarray) -> dict[str, float]:
     return {"value": value, "error": error}
 
 
-def scores(task: Task, drawn: Drawn, others: list[Drawn]) -> dict[str, Any]:
-    """One draw's numbers; `others` are AR's draws that it is compared with."""
-    drafted = int(drawn.drafted.sum())
-    nll = np.stack([other.nll for other in others])
-    match = task.match(drawn.features)
+def compared(values: np.ndarray, others: np.ndarray) -> dict[str, Any]:
+    """A mean over pictures [N], beside AR's pictures [S, N] of the same captions."""
+    value, *interval = metrics.bootstrap(values)
+    return {
+        "value": value,
+        "interval": interval,
+        "deviation": float(values.std(ddof=1)),
+        "difference": metrics.bootstrap(values - others.mean(0)),
+        "p": exchange_test(values, others),
+    }
+
+
+def counts(drawn: Drawn) -> dict[str, Any]:
+    """What a method did; AR takes as many passes as there are cells."""
+    drafted, cells = int(drawn.drafted.sum()), drawn.tokens[0].size
     return {
         "passes": {
             "mean": float(drawn.passes.mean()),
             "deviation": float(drawn.passes.std(ddof=1)),
-            "ratio": float(others[0].passes.mean() / drawn.passes.mean()),
+            "ratio": float(cells / drawn.passes.mean()),
             "of_drafter": float(drawn.draft_passes.mean()),
         },
         "acceptance": float(drawn.accepted.sum() / drafted) if drafted else None,
-        "nll": {
-            "value": float(drawn.nll.mean()),
-            "deviation": float(drawn.nll.std(ddof=1)),
-            "difference": metrics.bootstrap(drawn.nll - nll.mean(0)),
-            "p": exchange_test(drawn.nll, nll),
-            "outside_cells": float(drawn.outside.sum() / drawn.tokens.size),
-            "outside_pictures": float((drawn.outside > 0).mean()),
+        "off_support": {
+            "cells": float(drawn.outside.sum() / drawn.tokens.size),
+            "pictures": float((drawn.outside > 0).mean()),
         },
-        "r1": match["r1"],
-        "r5": match["r5"],
-        "kid": kid(drawn.features, task.real),
     }
-
-
-def value(row: dict, measure: str) -> float | None:
-    """The number of a measure, which its band is about."""
-    entry = row[measure]
-    return entry["value"] if isinstance(entry, dict) else entry and entry[0]
 
 
 def quality(
@@ -104,25 +115,33 @@ def quality(
     Returns:
       The rows. AR's are compared with AR's other seeds; `kid_ar` is the distance to
       AR's first seed, which itself has none; `outside` names the measures in which a
-      method is outside AR's band. And the bands (see `seed_band`).
+      method is outside AR's band. And the bands.
     """
-    ar = [one for each, _, one in draws if each.name == REFERENCE]
-    rows = [
-        {
+    pictures = [{"nll": one.nll, **task.match(one.features)} for *_, one in draws]
+    ar = [i for i, (each, *_) in enumerate(draws) if each.name == REFERENCE]
+    rows = []
+    for i, (each, seed, one) in enumerate(draws):
+        row: dict[str, Any] = {
             "name": each.name,
             "seed": seed,
             "guarantee": each.guarantee,
             "method": describe(each.method),
             "made_by": repr(each.method),
-            **scores(task, one, [other for other in ar if other is not one]),
-            "kid_ar": None if one is ar[0] else kid(one.features, ar[0].features),
+            **counts(one),
         }
-        for each, seed, one in draws
-    ]
-    bands = {}
-    for measure in MEASURES:
-        values = [value(row, measure) for row in rows if row["name"] == REFERENCE]
-        bands[measure] = seed_band([x for x in values if x is not None])
+        for name in PICTURES:
+            others = np.stack([pictures[k][name] for k in ar if k != i])
+            row[name] = compared(pictures[i][name], others)
+        row["kid"] = kid(one.features, task.real)
+        first = draws[ar[0]][2]
+        row["kid_ar"] = None if one is first else kid(one.features, first.features)
+        rows.append(row)
+    bands = {
+        name: picture_band(np.stack([pictures[i][name] for i in ar]))
+        for name in PICTURES
+    }
+    for name in SETS:
+        bands[name] = set_band([rows[i][name]["value"] for i in ar if rows[i][name]])
     for row in rows:
         row["outside"] = outside(row, bands)
     return rows, bands
@@ -132,12 +151,11 @@ def outside(row: dict, bands: dict) -> list[str] | None:
     """The measures in which a method is outside AR's bands; None of AR itself."""
     if row["name"] == REFERENCE:
         return None
-    found = []
-    for measure, band in bands.items():
-        x = value(row, measure)
-        if band is not None and not band["low"] <= x <= band["high"]:
-            found.append(measure)
-    return found
+    return [
+        name
+        for name, band in bands.items()
+        if band and not band["low"] <= row[name]["value"] <= band["high"]
+    ]
 
 
 def speed(record: dict) -> dict[str, dict[str, float | None]]:

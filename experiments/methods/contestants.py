@@ -7,7 +7,7 @@ from typing import Literal
 
 from jaxspec.acceptance import Cooled
 from jaxspec.decoding import Method
-from jaxspec.methods import AR, GSD, PJD, SCD, SJD, Addition, Amplify, ZipAR
+from jaxspec.methods import AR, GSD, PJD, SCD, SJD, Addition, Amplify, MuLo, ZipAR
 
 REFERENCE = "AR"
 OTHER_SEED = 1000  # of all methods but AR, so that no draw is shared with AR's
@@ -24,6 +24,7 @@ CONTESTANTS = (
     Contestant(REFERENCE, AR(), "exact"),
     Contestant("ZipAR-8", ZipAR(8), "biased"),
     Contestant("ZipAR-4", ZipAR(4), "biased"),
+    Contestant("ZipAR-adaptive", ZipAR(4, adaptive=True), "biased"),
     Contestant("SJD", SJD(16), "exact"),
     Contestant("SJD-left", SJD(16, initial="sample-left"), "exact"),
     Contestant("SCD", SCD(32), "exact"),
@@ -36,6 +37,7 @@ CONTESTANTS = (
     Contestant("Addition", Addition(c=0.1), "biased"),
     Contestant("PJD-8", PJD(window=8, context=8), "biased"),
     Contestant("PJD-4", PJD(window=8, context=4, coupling="maximal"), "biased"),
+    Contestant("MuLo", MuLo(radius=1, window=4), "biased"),
     Contestant("SJD-cooled", SJD(16, rule=Cooled()), "biased"),
 )
 

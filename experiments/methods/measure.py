@@ -12,10 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxspec
-from experiments.emoji.metrics import Estimate
 from experiments.methods.contestants import Contestant
 from jaxspec.acceptance import at
-from jaxspec.decoding import ACCEPTED, Decoded, Method, Target, advance, begin, describe
+from jaxspec.decoding import (
+    ACCEPTED,
+    Decoded,
+    Method,
+    Target,
+    advance,
+    begin,
+    bound,
+    describe,
+)
 from jaxspec.figures import atomically
 from jaxspec.generation import image_keys
 from jaxspec.pipeline import Pipeline
@@ -45,14 +53,15 @@ class Task:
       captions: no two of them read alike.
       real: features [N, F] of the real drawings of these captions.
       features: of pictures uint8 [N, H, W, 3], float32 [N, F].
-      match: R@1 and R@5 (`r1`, `r5`) of features of pictures of these captions.
+      match: from features of pictures of these captions to `r1` and `r5`, R@1 and R@5
+        of each picture [N].
     """
 
     pipeline: Pipeline
     captions: list[str]
     real: np.ndarray
     features: Callable[[np.ndarray], np.ndarray]
-    match: Callable[[np.ndarray], dict[str, Estimate]]
+    match: Callable[[np.ndarray], dict[str, np.ndarray]]
 
     def target(self, chosen: np.ndarray, seed: int) -> tuple[Target, jax.Array]:
         """The model conditioned on some captions, and the keys of their pictures."""
@@ -63,6 +72,11 @@ class Task:
         condition, ids = self.pipeline.read([self.captions[i] for i in chosen])
         target = self.pipeline.target(jnp.asarray(condition), sampling)
         return target, image_keys(seed, ids, np.zeros(len(ids)))
+
+    def bound(self, method: Method, target: Target) -> Method:
+        """The method, with what else it needs of the family for these captions."""
+        size = self.pipeline.config.defaults.size
+        return bound(method, self.pipeline, target.condition, target.sampling, size)
 
     def fingerprint(self) -> str:
         """Of all that a result depends on besides method and seed, code included."""
@@ -235,20 +249,24 @@ def time_methods(
         record = json.loads(path.read_text())
     if len(record["rounds"]) >= rounds:
         return record
-    targets = [task.target(part, seed) for part in parts]
-    for each in contestants:
-        record["passes"][each.name] = []
-        for target, keys in targets:
-            passes = np.asarray(decode_batch(each.method, target, keys).target_passes)
-            record["passes"][each.name].append(float(passes.mean() + 1))
+    batches = [task.target(part, seed) for part in parts]
+    methods = {
+        each.name: [task.bound(each.method, target) for target, _ in batches]
+        for each in contestants
+    }
+    for name, bound_methods in methods.items():
+        record["passes"][name] = []
+        for method, (target, keys) in zip(bound_methods, batches, strict=True):
+            passes = np.asarray(decode_batch(method, target, keys).target_passes)
+            record["passes"][name].append(float(passes.mean() + 1))
             tick()
     while len(record["rounds"]) < rounds:
-        seconds: dict[str, list[float]] = {each.name: [] for each in contestants}
-        for target, keys in targets:
-            for each in contestants:
+        seconds: dict[str, list[float]] = {name: [] for name in methods}
+        for i, (target, keys) in enumerate(batches):
+            for name, bound_methods in methods.items():
                 began = time.perf_counter()
-                decode_batch(each.method, target, keys)
-                seconds[each.name].append(time.perf_counter() - began)
+                decode_batch(bound_methods[i], target, keys)
+                seconds[name].append(time.perf_counter() - began)
                 tick()
         record["rounds"].append(seconds)
         with atomically(path) as draft:

@@ -31,11 +31,12 @@ QUALITY = (
 )
 LEGEND = """\
 - **passes**: of the target for a picture, prefill included: mean ± standard deviation
-  over pictures; **fewer**: AR's mean over the method's.
+  over pictures; the drafter's apart. **fewer**: cells, AR's passes, over that mean.
 - **faster at B**: AR's time a picture over the method's with B pictures at once:
   prefill included, compilation not; methods take turns, median of ratios within a
   round. **realised**: the share of the passes saved that became time saved,
-  (1 - t/t_AR) / (1 - passes/passes_AR), of the timed pictures.
+  (1 - t/t_AR) / (1 - passes/passes_AR), of the timed pictures; a drafter counts in the
+  time only.
 - **accepted**: drafts accepted, of those judged.
 - **NLL**: the target's negative log-likelihood of the finished grid, nats a cell, in
   one teacher-forced pass, under the distribution that is sampled from (guidance,
@@ -50,14 +51,14 @@ LEGEND = """\
 - **KID** (x 1000, ± standard error): to the real drawings of the captions, and to AR's
   pictures of seed 0.
 - **outside AR's spread**: measures outside of the 95 % prediction interval for one more
-  seed of AR, from AR's seeds. By chance that happens to each measure of an exact method
-  once in twenty.
+  seed of AR, below. By chance that happens to each measure of an exact method once in
+  twenty. For NLL and R@k the interval comes from what pictures of one caption vary by,
+  over all captions; for KID from AR's few seeds alone.
 """
 
 
-def _interval(entry, digits: int) -> str:
-    x, low, high = (f"{number:.{digits}f}" for number in entry)
-    return f"{x} [{low}, {high}]"
+def _interval(x: float, low: float, high: float) -> str:
+    return f"{x:.3f} [{low:.3f}, {high:.3f}]"
 
 
 def _percent(x: float | None, digits: int = 0) -> str:
@@ -86,7 +87,8 @@ def cells(row: dict, batches: list[str]) -> list[str]:
     took = f"{passes['mean']:.1f} ± {passes['deviation']:.1f}"
     if passes["of_drafter"]:
         took += f" (drafter {passes['of_drafter']:.1f})"
-    off = f"{_percent(nll['outside_cells'], 2)}, {_percent(nll['outside_pictures'])}"
+    off = row["off_support"]
+    beside = f"{_percent(off['cells'], 2)}, {_percent(off['pictures'])}"
     verdict = "" if out is None else ", ".join(NAMES[m] for m in out) or "no"
     return [
         label(row),
@@ -96,11 +98,11 @@ def cells(row: dict, batches: list[str]) -> list[str]:
         *[_faster(row["time"][batch]) for batch in batches],
         _percent(row["acceptance"], 1),
         f"{nll['value']:.3f} ± {nll['deviation']:.3f}",
-        _interval(nll["difference"], 3),
+        _interval(*nll["difference"]),
         f"{nll['p']:.4f}",
-        off if nll["outside_cells"] else "",
-        f"{row['r1'][0]:.3f}",
-        _interval(row["r5"], 3),
+        beside if off["cells"] else "",
+        f"{row['r1']['value']:.3f}",
+        _interval(row["r5"]["value"], *row["r5"]["interval"]),
         _kid(row["kid"]),
         _kid(row["kid_ar"]),
         verdict,
@@ -201,8 +203,10 @@ def plot(record: dict[str, Any], path: Path) -> None:
     figure = Figure(figsize=(13, 6), layout="constrained", dpi=110)
     left, right = figure.subplots(1, 2)
     rows = record["rows"]
-    _points(left, rows, [row["r5"] for row in rows])
-    _points(right, rows, [row["nll"]["difference"] for row in rows])
+    recalls = [(row["r5"]["value"], *row["r5"]["interval"]) for row in rows]
+    likelihoods = [row["nll"]["difference"] for row in rows]
+    _points(left, rows, recalls)
+    _points(right, rows, likelihoods)
     r5, nll = record["bands"]["r5"], record["bands"]["nll"]
     _band(left, r5["low"], r5["high"])
     _band(right, nll["low"] - nll["mean"], nll["high"] - nll["mean"])
@@ -215,8 +219,8 @@ def plot(record: dict[str, Any], path: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
     _legend(figure, record)
     figure.draw_without_rendering()  # lays it out: names are placed in pixels
-    _name(left, rows, [row["r5"][0] for row in rows])
-    _name(right, rows, [row["nll"]["difference"][0] for row in rows])
+    _name(left, rows, [value for value, *_ in recalls])
+    _name(right, rows, [value for value, *_ in likelihoods])
     figure.savefig(path, metadata={"made by": record["command"]})
 
 
