@@ -313,7 +313,7 @@ def test_smoke_run_from_drawings_to_a_family(stages, tmp_path, monkeypatch):
     started = []
     monkeypatch.setattr(train_ar, "fit", lambda state, *_, **__: started.append(state))
     stages("64")
-    grown, c = started[0].params, train_ar.STAGES[64].model
+    grown, c = started[0].params, train_ar.STAGES["64"].model
     assert grown["model"]["qkv"].shape[0] == c.depth == 4 and len(grown["row"]) == 8
     for name in ("token_embedding", "head", "prefix_proj"):
         np.testing.assert_array_equal(grown["model"][name], small["model"][name])
