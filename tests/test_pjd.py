@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxspec.decoding import Target, rows
-from jaxspec.methods import AR, PJD, SJD, ZipAR
+from jaxspec.methods import PJD, SJD, ZipAR
 from jaxspec.testing import exact_check, keys_of, toy_target
 from tests import toy
 from tests.slow import Chance, SlowPJD
@@ -22,8 +22,11 @@ CODES = 7
     ("grid", "method", "most"),
     [
         ((3, 4), PJD(3, context=2), 2),
-        ((3, 4), PJD(4, context=2, coupling="gumbel"), 2),
-        ((3, 4), PJD(3, context=1, initial="repeat-left", rows=2), 2),
+        (
+            (3, 4),
+            PJD(4, context=1, coupling="gumbel", initial="repeat-left", rows=2),
+            2,
+        ),
         ((5, 3), PJD(2, context=1, coupling="maximal", rows=5), 5),
         ((4, 1), PJD(3, context=1), 1),
     ],
@@ -56,8 +59,7 @@ SETTINGS = {"temperature": 0.8, "guidance": 1.5, "top_k": 3}
 @pytest.mark.parametrize(
     "method",
     [
-        PJD(3, context=2),  # a whole row
-        PJD(2, context=9, coupling="maximal", initial="repeat-above"),
+        PJD(2, context=2, coupling="maximal", initial="repeat-above"),  # a whole row
         PJD(9, context=2, coupling="gumbel", initial="sample-above", rows=2),
     ],
     ids=str,
@@ -82,7 +84,7 @@ def rows_apart(target: Target) -> Target:
     return replace(target, params=weights)
 
 
-@pytest.mark.parametrize("coupling", ["independent", "maximal", "gumbel"])
+@pytest.mark.parametrize("coupling", ["independent", "gumbel"])
 def test_exact_where_rows_are_independent(coupling):
     """Overlapping rows lack context, and that is all that is wrong with them."""
     target = rows_apart(toy_target((2, 3), 3, 1))
@@ -118,19 +120,14 @@ def test_a_window_of_one_is_zipar():
     assert_same(got, want, "tokens", "final_pass", "target_passes")
 
 
-def test_greedy():
+def test_greedy_does_not_depend_on_the_seed():
+    """Unless first drafts do, and so what is accepted when, and in which context."""
     target = toy_target((3, 4), 12, 4, temperature=0)
-    want = toy.decode_jitted(AR(), target, keys_of(4))
-    for seed in (0, 1):
-        got = toy.decode_jitted(PJD(3, context=4), target, keys_of(4, seed))
-        assert_same(got, want, "tokens")
-    # Where rows overlap, what is accepted when decides about contexts.
     method = PJD(3, context=1, initial="repeat-left")
     one, other = (
         toy.decode_jitted(method, target, keys_of(4, seed)) for seed in (0, 1)
     )
     assert_same(one, other)
-    assert (np.asarray(one.tokens) != np.asarray(want.tokens)).any()
 
 
 # The schedule.
