@@ -136,7 +136,7 @@ def quality(
         first = draws[ar[0]][2]
         row["kid_ar"] = None if one is first else kid(one.features, first.features)
         rows.append(row)
-    bands = {
+    bands: dict[str, dict | None] = {
         name: picture_band(np.stack([pictures[i][name] for i in ar]))
         for name in PICTURES
     }

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -244,7 +245,7 @@ def time_methods(
     settings = [(each.name, describe(each.method)) for each in contestants]
     about = _digest([settings, parts.tolist(), seed])
     path = folder / f"time-batch{batch}-{about}.json"
-    record = {"batch": batch, "passes": {}, "rounds": []}
+    record: dict[str, Any] = {"batch": batch, "passes": {}, "rounds": []}
     if path.exists():
         record = json.loads(path.read_text())
     if len(record["rounds"]) >= rounds:

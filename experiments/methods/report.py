@@ -162,6 +162,7 @@ COLOURS = {"exact": "#0072B2", "biased": "#D55E00"}
 MARKERS = {"exact": "o", "biased": "s"}
 BAND = "#BBBBBB"
 NAME_SIZE = 8
+LINEAR = 0.2  # nats, below which the likelihood's axis is straight
 
 
 def place_names(
@@ -207,6 +208,12 @@ def plot(record: dict[str, Any], path: Path) -> None:
     likelihoods = [row["nll"]["difference"] for row in rows]
     _points(left, rows, recalls)
     _points(right, rows, likelihoods)
+    # Straight near 0, where exact methods are, and logarithmic beyond.
+    right.set_yscale("symlog", linthresh=LINEAR, linscale=1.5)
+    limits, ticks = right.get_ylim(), np.array([0.1, 0.2, 0.5, 1, 2, 5])
+    right.set_yticks([*-ticks, 0, *ticks])
+    right.set_ylim(limits)  # ticks move them
+    right.yaxis.set_major_formatter("{x:g}")
     r5, nll = record["bands"]["r5"], record["bands"]["nll"]
     _band(left, r5["low"], r5["high"])
     _band(right, nll["low"] - nll["mean"], nll["high"] - nll["mean"])
@@ -271,10 +278,12 @@ def _legend(figure, record: dict) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
+    spread = f"AR's spread: one more seed, from {record['ar_seeds']}"
     handles = [
-        Line2D([], [], color=COLOURS[k], marker=MARKERS[k], ls="", label=k)
-        for k in COLOURS
+        *[
+            Line2D([], [], color=COLOURS[k], marker=MARKERS[k], ls="", label=k)
+            for k in COLOURS
+        ],
+        Patch(color=BAND, alpha=0.4, lw=0, label=spread),
     ]
-    label = f"AR's spread: one more seed, from {record['ar_seeds']}"
-    handles.append(Patch(color=BAND, alpha=0.4, lw=0, label=label))
     figure.legend(handles=handles, loc="outside upper center", ncols=3, frameon=False)
