@@ -184,7 +184,8 @@ def _wants(kind: Any) -> str | None:
             parts.append(" or ".join(map(str, get_args(part))))
         elif isinstance(part, type) and part in _SIMPLE:
             parts.append(_SIMPLE[part])
-    return " or ".join(parts) or None
+    # Where "none" is all that text can say, the knob is not for text.
+    return None if parts in ([], ["none"]) else " or ".join(parts)
 
 
 def _read(kind: Any, text: str) -> Any:
