@@ -25,6 +25,15 @@ from jaxspec.upsampling import Nearest, Pixels
 from tests import toy
 from tests.test_decoding import Slow, board
 
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled_quickly():
+    """Each program runs a few times: XLA's optimisations take longer than they save."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 # Geometry.
 
 
