@@ -20,7 +20,7 @@ one is defined once, with `def` or as a frozen dataclass, outside of loops.
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -69,6 +69,12 @@ def _ratio(log_p: jax.Array, log_q: jax.Array) -> jax.Array:
     return jnp.where(jnp.isneginf(log_p), 0.0, jnp.exp(log_p - log_q))
 
 
+def _not_negative(**numbers: float) -> None:
+    for name, value in numbers.items():
+        if not value >= 0:
+            raise ValueError(f"{name} must be 0 or more, not {value}")
+
+
 @dataclass(frozen=True)
 class Ratio:
     """Keep with min(1, p/q): exact."""
@@ -79,27 +85,33 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Amplified:
-    """Keep with min(1, factor p/q): the naive relaxation of GSD's table 1.
+    """Keep with min(1, k p/q): the naive relaxation of GSD's table 1.
 
     The paper names it "Amplify (k)" and shows no code; this is the natural reading.
     """
 
-    factor: float
+    k: float
+
+    def __post_init__(self):
+        _not_negative(k=self.k)
 
     def __call__(self, log_p, log_q, drafts, codes=None):
         ratio = _ratio(at(log_p, drafts), at(log_q, drafts))
-        return jnp.minimum(1.0, self.factor * ratio)
+        return jnp.minimum(1.0, self.k * ratio)
 
 
 @dataclass(frozen=True)
 class Added:
-    """Keep with min(1, p/q + amount): GSD's "Addition (c)", in the natural reading."""
+    """Keep with min(1, p/q + c): GSD's "Addition (c)", in the natural reading."""
 
-    amount: float
+    c: float
+
+    def __post_init__(self):
+        _not_negative(c=self.c)
 
     def __call__(self, log_p, log_q, drafts, codes=None):
         ratio = _ratio(at(log_p, drafts), at(log_q, drafts))
-        return jnp.minimum(1.0, ratio + self.amount)
+        return jnp.minimum(1.0, ratio + self.c)
 
 
 @dataclass(frozen=True)
@@ -113,6 +125,9 @@ class Cooled:
     delta: float = 1.1
     nu: float = 0.7
     mu: float = 0.0
+
+    def __post_init__(self):
+        _not_negative(delta=self.delta)
 
     def weight(self, place):
         return self.delta * jnp.exp(-self.nu * place - self.mu)
@@ -145,6 +160,17 @@ class Grouped:
     max_difference: float
     max_distance: float
     ranking: Ranking = "target"
+
+    def __post_init__(self):
+        _not_negative(
+            below=self.below,
+            above=self.above,
+            max_difference=self.max_difference,
+            max_distance=self.max_distance,
+        )
+        if self.ranking not in get_args(Ranking):
+            known = ", ".join(get_args(Ranking))
+            raise ValueError(f"ranking must be one of {known}, not {self.ranking!r}")
 
     def __call__(self, log_p, log_q, drafts, codes=None):
         others = self._others(log_p, log_q, drafts, codes)

@@ -16,9 +16,8 @@ import numpy as np
 
 from jaxspec.models.qwen2 import Qwen2, causal, empty_cache, positions_of, unstacked
 from jaxspec.models.transformer import Cache
-from jaxspec.sampling import Sampling, cell_keys, draw, log_probs
+from jaxspec.sampling import WORD, Sampling, cell_keys, draw, log_probs
 
-WORD = 8  # purpose of keys, beside those of the grid's cells
 BUCKET = 32  # prompts are padded to a multiple: another length compiles nothing
 
 

@@ -194,7 +194,13 @@ def log_probs(logits: jax.Array, sampling: Sampling) -> jax.Array:
 # Keys. A draw's key depends on the image and the cell alone: never on the batch row,
 # the host, or how many draws came before.
 
-DRAW = 0  # purposes: what a key of a cell is used for
+# Purposes, what a key of a cell is used for:
+DRAW = 0  # a token
+ACCEPT = 1  # the test of a draft
+GUMBEL = 2  # noise that belongs to the cell, pass after pass
+INITIAL = 3  # a first draft
+DRAFT = 8  # at cell 0: what a drafter's image keys are made of
+WORD = 9  # a language model's tokens, by their step
 
 
 def image_key(
@@ -223,6 +229,11 @@ def cell_keys(
 
     over_cells = jax.vmap(one, in_axes=(None, 0, 0))
     return jax.vmap(over_cells)(keys, cells, jnp.broadcast_to(attempt, cells.shape))
+
+
+def uniform(keys: jax.Array) -> jax.Array:
+    """A number [B, T] from 0 to 1 for each key [B, T]."""
+    return jax.vmap(jax.vmap(jax.random.uniform))(keys)
 
 
 def draw(keys: jax.Array, log_p: jax.Array) -> jax.Array:

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.decoding import ACCEPTED, BONUS, DRAWN, RESAMPLED
-from jaxspec.decoding.jacobi import ACCEPT, GUMBEL, INITIAL
-from jaxspec.sampling import DRAW, cell_keys
+from jaxspec.sampling import ACCEPT, DRAW, GUMBEL, INITIAL, cell_keys
 from tests.test_decoding import Slow
 
 

@@ -14,12 +14,12 @@ from PIL import Image
 
 import jaxspec
 from jaxspec.acceptance import Amplified
-from jaxspec.decoding import ACCEPTED, DRAWN, RESAMPLED, jacobi, wavefront
+from jaxspec.decoding import ACCEPTED, DRAWN, RESAMPLED, wavefront
 from jaxspec.decoding.islands import expand, label
 from jaxspec.methods import AR, SCD, ZipAR
 from jaxspec.methods.mulo import MuLo, draft_keys
 from jaxspec.neighbours import nearest_codes, neighbour_table
-from jaxspec.sampling import cell_keys
+from jaxspec.sampling import ACCEPT, cell_keys, uniform
 from jaxspec.testing import keys_of
 from jaxspec.upsampling import Nearest, Pixels
 from tests import toy
@@ -328,7 +328,7 @@ def mass(method: MuLo, codes: np.ndarray, logits, draft: int) -> float:
     p = np.exp(logits - logits.max())
     p /= p.sum()
     if isinstance(method.rule, Amplified):
-        return min(1, method.rule.factor * p[draft])
+        return min(1, method.rule.k * p[draft])
     gap = ((codes - codes[draft]) ** 2).sum(-1)
     gap[draft] = -1
     return p[np.argsort(gap, kind="stable")[: method.neighbours]].sum()
@@ -367,8 +367,7 @@ METHODS = {
 def test_against_loops(name, draft, target):
     knobs, keys = METHODS[name], keys_of(BATCH)
     cells = jnp.broadcast_to(jnp.arange(24), (BATCH, 24))
-    uniform = jax.vmap(jax.vmap(jax.random.uniform))
-    uniform = np.asarray(uniform(cell_keys(keys, cells, jacobi.ACCEPT)))
+    coins = np.asarray(uniform(cell_keys(keys, cells, ACCEPT)))
     codes = np.asarray(target.codes, np.float64)
     low_noise, high_noise = noise(draft_keys(keys), 4), noise(keys, 24)
     low_config, config = draft.model.config, target.model.config
@@ -383,7 +382,7 @@ def test_against_loops(name, draft, target):
             low.choose = choice(low_noise[b])
 
             def keeps(u, logits, token, b=b, threshold=threshold):
-                least = uniform[b, u] if knobs.test == "chance" else threshold
+                least = coins[b, u] if knobs.test == "chance" else threshold
                 return mass(knobs, codes, logits, token) > least
 
             slow = SlowMuLo(config, toy.params(config), target.condition[b])

@@ -21,9 +21,15 @@ from jaxspec.decoding.decoded import ACCEPTED, BONUS, RESAMPLED, Decoded
 from jaxspec.decoding.first import draw_first
 from jaxspec.decoding.target import Target
 from jaxspec.models.transformer import Cache
-from jaxspec.sampling import DRAW, cell_keys, draw
-
-ACCEPT, GUMBEL, INITIAL = 1, 2, 3  # purposes of keys, beside DRAW
+from jaxspec.sampling import (
+    ACCEPT,
+    DRAW,
+    GUMBEL,
+    INITIAL,
+    cell_keys,
+    draw,
+    uniform,
+)
 
 Refresh = Literal["independent", "maximal", "gumbel"]
 Initial = Literal[
@@ -194,13 +200,12 @@ def verify(
     place = jnp.arange(d)[None]
     cells = state.done[:, None] + place
     chance = rule(log_p[:, :d], state.log_q, state.drafts, codes)
-    keys = cell_keys(state.keys, cells, ACCEPT, passes[:, None])
-    uniform = jax.vmap(jax.vmap(jax.random.uniform))(keys)
+    coins = uniform(cell_keys(state.keys, cells, ACCEPT, passes[:, None]))
     inside = place < judged[:, None]
-    passed = (uniform < chance) & inside
+    passed = (coins < chance) & inside
     accepted = jnp.sum(jnp.cumprod(passed, axis=1), axis=1)
     coupled = Ratio()(log_p[:, :d], state.log_q, state.drafts)
-    kept = (uniform < coupled) & inside
+    kept = (coins < coupled) & inside
 
     behind = accepted[:, None]
     source = _pick(log_p, behind)

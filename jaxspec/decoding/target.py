@@ -61,6 +61,26 @@ class Target:
     def grid(self) -> tuple[int, int]:
         return self.model.config.grid
 
+    def check_draft(self, draft: Any) -> None:
+        """Refuses what cannot draft for this target; its grid may be another.
+
+        Raises:
+          ValueError: it is no target, or has other codes or another batch.
+        """
+        if not isinstance(draft, Target):
+            raise ValueError(
+                f"draft must be a Target of its own, with its condition, not {draft!r}"
+            )
+        codes = [x.model.config.vocab_size for x in (draft, self)]
+        for what, own, wanted in (
+            ("number of codes", *codes),
+            ("batch of conditions", draft.batch, self.batch),
+        ):
+            if own != wanted:
+                raise ValueError(
+                    f"the drafter must have the target's {what}, {wanted}, not {own}"
+                )
+
     @property
     def embeddings(self) -> jax.Array:
         """The model's input embeddings of the codes [V, C]."""

@@ -24,10 +24,9 @@ import jax.numpy as jnp
 from jaxspec.acceptance import Ratio, residual
 from jaxspec.decoding.decoded import ACCEPTED, RESAMPLED, Decoded
 from jaxspec.decoding.first import draw_first
-from jaxspec.decoding.jacobi import ACCEPT
 from jaxspec.decoding.target import Target
 from jaxspec.models.transformer import Cache
-from jaxspec.sampling import DRAW, cell_keys, draw
+from jaxspec.sampling import ACCEPT, DRAW, cell_keys, draw, uniform
 
 
 @jax.tree_util.register_dataclass
@@ -183,8 +182,9 @@ def step(
 
     # The slot of a cell that is itself pending is provisional: only its own input
     # sees it.
-    source = stand_in(pending, state.pending.shape[-1])[rows, fed]
-    source = fed if see_drafts else source
+    source = fed
+    if not see_drafts:
+        source = stand_in(pending, state.pending.shape[-1])[rows, fed]
     tokens = state.decoded.tokens.reshape(b, n)[rows, source]
     settled = write & ~pending[rows, fed]
     fresh = state.fresh.at[rows, jnp.where(settled, fed, n)].set(True, mode="drop")
@@ -250,8 +250,7 @@ def _once_more(
     place = jnp.argmax(again | early, axis=1)[:, None]
     cell = jnp.take_along_axis(cells, place, axis=1)
     log_p = jnp.take_along_axis(log_p, place[..., None], axis=1)
-    coin = cell_keys(keys, cell, ACCEPT, passes[:, None])
-    coin = jax.vmap(jax.vmap(jax.random.uniform))(coin)
+    coin = uniform(cell_keys(keys, cell, ACCEPT, passes[:, None]))
     same = coin < Ratio()(log_p, old.log_q, old.token)
     rest = residual(log_p, old.log_q)
     other = draw(cell_keys(keys, cell, DRAW, passes[:, None]), rest)

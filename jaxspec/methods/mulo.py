@@ -26,13 +26,11 @@ from jaxspec.decoding.islands import Clip, Expand, expand, label
 from jaxspec.decoding.wavefront import WavefrontState
 from jaxspec.methods.zipar import ZipAR
 from jaxspec.neighbours import nearest_codes, neighbour_table
-from jaxspec.sampling import Sampling, cell_keys
+from jaxspec.sampling import ACCEPT, DRAFT, Sampling, cell_keys, uniform
 from jaxspec.upsampling import Pixels, Upsampler, resized
 
 if TYPE_CHECKING:
     from jaxspec.pipeline import Pipeline
-
-DRAFT = 8  # purpose of the key, at cell 0, that a drafter's image keys are made of
 
 Test = Literal["threshold", "chance"]
 Order = Literal["islands", "rows", "raster"]
@@ -390,25 +388,17 @@ class MuLo:
             mass = jnp.exp(at(log_p, drafts))
         if self.test == "threshold":
             return is_code & (mass >= self.threshold)
-        keys = cell_keys(keys, cells, jacobi.ACCEPT)
-        return is_code & (jax.vmap(jax.vmap(jax.random.uniform))(keys) < mass)
+        return is_code & (uniform(cell_keys(keys, cells, ACCEPT)) < mass)
 
     def _drafter(self, target: Target) -> Target:
         """The drafter, if it fits the target."""
-        draft = self.draft
-        if not isinstance(draft, Target):
+        draft: Any = self.draft
+        if draft is None or isinstance(draft, int):
             raise ValueError(
                 "draft must be a Target, with its condition; a size, or none, is for "
                 "jaxspec.generate"
             )
-        for what, own, wanted in (
-            ("number of codes", *(x.model.config.vocab_size for x in (draft, target))),
-            ("batch of conditions", draft.batch, target.batch),
-        ):
-            if own != wanted:
-                raise ValueError(
-                    f"the drafter must have the target's {what}, {wanted}, not {own}"
-                )
+        target.check_draft(draft)
         (h, w), (low_h, low_w) = target.grid, draft.grid
         if h % low_h or w % low_w:
             raise ValueError(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxspec.acceptance import Ratio, Rule, check_rule
 from jaxspec.decoding import Decoded, Target, jacobi, method_class
 from jaxspec.models.transformer import Cache
-from jaxspec.sampling import cell_keys, draw
+from jaxspec.sampling import INITIAL, cell_keys, draw
 
 
 @jax.tree_util.register_dataclass
@@ -60,7 +60,12 @@ class Speculative:
         Raises:
           ValueError: the drafter is no `Target`, or does not fit the target.
         """
-        _check_drafter(self.draft, target)
+        target.check_draft(self.draft)
+        if self.draft.grid != target.grid:
+            raise ValueError(
+                f"the drafter must have the target's grid, {target.grid}, not "
+                f"{self.draft.grid}"
+            )
         # The first drafts go unseen: a round begins with new ones.
         window = self.length + 1
         state = jacobi.start(target, keys, window=window, initial="random")
@@ -94,7 +99,7 @@ class Speculative:
             write = (before >= 0) & (cell < n)[:, None]
             visible = raster <= fed[..., None]
             log_q, cache = self.draft.follow(cache, tokens, fed, write, visible)
-            keys = cell_keys(window.keys, cell[:, None], jacobi.INITIAL, attempt)
+            keys = cell_keys(window.keys, cell[:, None], INITIAL, attempt)
             return cache, draw(keys, log_q[:, -1:]), log_q[:, -1:]
 
         def later(carry, place):
@@ -118,20 +123,3 @@ class Speculative:
 
     def decoded(self, state: SpeculativeState) -> Decoded:
         return state.window.decoded
-
-
-def _check_drafter(draft: Target, target: Target) -> None:
-    """Refuses a drafter that does not fit the target."""
-    if not isinstance(draft, Target):
-        raise ValueError(
-            f"draft must be a Target of its own, with its condition, not {draft!r}"
-        )
-    for what, own, wanted in (
-        ("grid", draft.grid, target.grid),
-        ("number of codes", *(x.model.config.vocab_size for x in (draft, target))),
-        ("batch of conditions", draft.batch, target.batch),
-    ):
-        if own != wanted:
-            raise ValueError(
-                f"the drafter must have the target's {what}, {wanted}, not {own}"
-            )

@@ -12,7 +12,7 @@ width, C model width, F SwiGLU width, L layers, V tokens.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 import flax.linen as nn
 import jax
@@ -23,8 +23,8 @@ from jaxspec.models.transformer import (
     attend,
     gated,
     rms_norm,
+    through_cache,
     unstack,
-    write_slots,
 )
 
 
@@ -211,19 +211,16 @@ class Qwen2(nn.Module):
         Returns:
           States [B, T, C] before the final norm (for `logits`), and the cache.
         """
-        turn = self._turn(positions)
-        keys, values = [], []
-
-        def attention(q, k, v):
-            i = len(keys)
-            keys.append(write_slots(cache.keys[i], turn(k), slots))
-            values.append(write_slots(cache.values[i], v, slots))
-            return attend_grouped(turn(q), keys[i], values[i], visible)
-
-        layers: Any = self.layers
-        for layer in layers:
-            x = self._block(layer, x, attention)
-        return x, Cache(tuple(keys), tuple(values))
+        turn, layers = self._turn(positions), self.layers
+        return through_cache(
+            self._block,
+            cast(tuple, layers),
+            x,
+            cache,
+            slots,
+            lambda q, k, v: attend_grouped(turn(q), k, v, visible),
+            turn,
+        )
 
     def logits(self, states: jax.Array) -> jax.Array:
         """float32 logits [..., V] of the token after each state [..., C]."""

@@ -112,6 +112,39 @@ def write_slots(old: jax.Array, new: jax.Array, slots: jax.Array) -> jax.Array:
     return old.at[at].set(new.astype(old.dtype), mode="drop")
 
 
+def through_cache(
+    block: Callable[[dict, jax.Array, Callable], jax.Array],
+    layers: Iterable[dict],
+    x: jax.Array,
+    cache: Cache,
+    slots: jax.Array,
+    read: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
+    turn: Callable[[jax.Array], jax.Array],
+) -> tuple[jax.Array, Cache]:
+    """Runs layers one after the other; each writes its slots before it reads.
+
+    Args:
+      block: one layer, `(layer, x, attention) -> x`.
+      layers: their parameters.
+      x: inputs [B, T, C].
+      cache: of all slots.
+      slots: int32 [B, T], where to write.
+      read: attention of queries to all keys, as turned, and values.
+      turn: the rotary embedding of what is written.
+    """
+    keys, values = [], []
+
+    def attention(q, k, v):
+        i = len(keys)
+        keys.append(write_slots(cache.keys[i], turn(k), slots))
+        values.append(write_slots(cache.values[i], v, slots))
+        return read(q, keys[i], values[i])
+
+    for layer in layers:
+        x = block(layer, x, attention)
+    return x, Cache(tuple(keys), tuple(values))
+
+
 def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
     """RMS norm as published: in float32, cast back, then scaled."""
     y = x.astype(jnp.float32)
@@ -313,7 +346,13 @@ class Transformer(nn.Module):
 
     # The trunk.
 
-    def _block(self, layer: dict, x: jax.Array, attention: Callable, drop: Callable):
+    def _block(
+        self,
+        layer: dict,
+        x: jax.Array,
+        attention: Callable,
+        drop: Callable = lambda branch, h: h,
+    ):
         """One layer; `attention(q, k, v)` maps [B, K, T, D] to the same."""
         c = self.config
         b, t, _ = x.shape
@@ -344,18 +383,16 @@ class Transformer(nn.Module):
           States [B, T, C] before the final norm (for `logits`), and the cache.
         """
         turn = self._turn(slots)
-        keys, values = [], []
-
-        def attention(q, k, v):
-            i = len(keys)
-            keys.append(write_slots(cache.keys[i], turn(k), slots))
-            values.append(write_slots(cache.values[i], v, slots))
-            return attend(turn(q), keys[i], values[i], visible)
-
         layers = self.layers
-        for layer in layers if isinstance(layers, tuple) else _split(layers):
-            x = self._block(layer, x, attention, lambda _, h: h)
-        return x, Cache(tuple(keys), tuple(values))
+        return through_cache(
+            self._block,
+            layers if isinstance(layers, tuple) else _split(layers),
+            x,
+            cache,
+            slots,
+            lambda q, k, v: attend(turn(q), k, v, visible),
+            turn,
+        )
 
     def _turn(self, slots: jax.Array) -> Callable[[jax.Array], jax.Array]:
         """The rotary embedding of the given slots [B, T]; identity without one."""
