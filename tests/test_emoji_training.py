@@ -246,9 +246,9 @@ def test_codes_of_another_tokenizer_or_other_drawings_are_made_anew(
     some, few = drawings(4, ["train"]), drawings(2, ["train"])
     for params, x in [({"w": 1.0}, some), ({"w": 2.0}, some), ({"w": 2.0}, few)]:
         for _ in range(2):
-            got = codes.load(tmp_path, None, params, x)
-            assert got.grids[32].shape == (2, len(x.label), 1)
-    assert encoded == [4] * 6 + [4] * 6 + [2] * 6
+            got = codes.load(tmp_path, 32, None, params, x)
+            assert got.tokens.shape == (2, len(x.label), 1)
+    assert encoded == [4] * 2 + [4] * 2 + [2] * 2  # the drawings, and mirrored
 
 
 # All stages but `text`, which needs MiniLM.

@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from experiments.emoji.data import SIZES, STYLES, Drawings
+from experiments.emoji.data import STYLES, Drawings
 from jaxspec.models.vq import VQ, VQConfig, from_uint8
 from jaxspec.text import PieceText
 
@@ -22,14 +22,14 @@ WRITTEN = {"alphanum", "keycap", "arrow", "math", "punctuation", "currency", "ti
 
 @dataclass(frozen=True)
 class Codes:
-    """All drawings of the set as tokens, M of them, in file order.
+    """All drawings of the set at one size as tokens, M of them, in file order.
 
     Attributes:
-      grids: size -> int16 [2, M, N], the drawing and its mirror image.
+      tokens: int16 [2, M, N], of the drawing and of its mirror image.
       mirrors: bool [M], whether the mirror image shows the same thing.
     """
 
-    grids: dict[int, np.ndarray]
+    tokens: np.ndarray
     mirrors: np.ndarray
 
 
@@ -57,15 +57,15 @@ def encode(config: VQConfig, params, images: np.ndarray) -> np.ndarray:
     def run(params, x):
         return model.apply(params, from_uint8(x), method="encode")
 
-    count = 64
+    count = max(1, 2**20 // images[0, ..., 0].size)
     rows = [np.asarray(run(params, x)) for x in _batches(images, count)]
     tokens = np.concatenate(rows)[: len(images)]
     return tokens.reshape(len(images), -1).astype(np.int16)
 
 
-def _origin(params, drawings: Drawings) -> str:
+def _origin(params, images: np.ndarray) -> str:
     digest = hashlib.sha256()
-    for x in (*jax.tree.leaves(params), drawings.images[SIZES[0]]):
+    for x in (*jax.tree.leaves(params), images[:: max(1, len(images) // 1000)]):
         digest.update(np.asarray(x).tobytes())
     return digest.hexdigest()
 
@@ -77,24 +77,22 @@ def _made_of(path: Path, origin: str) -> bool:
         return "origin" in arrays and arrays["origin"] == origin
 
 
-def load(folder: Path, config: VQConfig, params, drawings: Drawings) -> Codes:
-    """Encodes everything once into `folder/codes.npz`, or reads it from there.
+def load(
+    folder: Path, size: int, config: VQConfig, params, drawings: Drawings
+) -> Codes:
+    """Encodes a size once into `folder/codes-SIZE.npz`, or reads it from there.
 
     Codes of another tokenizer, or of other drawings, are made anew.
     """
-    path, origin = folder / "codes.npz", _origin(params, drawings)
+    images = drawings.images[size]
+    path, origin = folder / f"codes-{size}.npz", _origin(params, images)
     if not _made_of(path, origin):
-        out = {"origin": origin}
-        for size in SIZES:
-            x = drawings.images[size]
-            both = [encode(config, params, y) for y in (x, x[:, :, ::-1])]
-            out[f"x{size}"] = np.stack(both)
-        partial = path.with_suffix(".tmp.npz")
-        np.savez(partial, **out)
-        os.replace(partial, path)
+        both = [encode(config, params, x) for x in (images, images[:, :, ::-1])]
+        draft = path.with_suffix(".tmp.npz")
+        np.savez(draft, origin=origin, tokens=np.stack(both))
+        os.replace(draft, path)
     with np.load(path) as arrays:
-        grids = {size: arrays[f"x{size}"] for size in SIZES}
-    return Codes(grids, may_mirror(drawings))
+        return Codes(arrays["tokens"], may_mirror(drawings))
 
 
 def reader(folder: Path) -> PieceText:

@@ -1,7 +1,8 @@
 """The emoji drawings: rendered once, cached, with captions and splits.
 
 `data/` holds the vector drawings and their licences (`data/NOTICE`). Rendering takes
-about a minute; the arrays are kept in `runs/emoji/drawings.npz`.
+about a minute; the arrays are kept in `runs/emoji/drawings.npz`, those of 256 px, which
+few need, in `drawings-256.npy`.
 """
 
 import csv
@@ -10,7 +11,9 @@ import io
 import json
 import lzma
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from multiprocessing import Pool
 from pathlib import Path
 
@@ -18,6 +21,7 @@ import numpy as np
 
 DATA = Path(__file__).parent / "data"
 SIZES = (32, 64, 128)
+LARGE = 256
 STYLES = ("noto", "blob", "flat", "glossy", "tweet")
 
 
@@ -88,33 +92,47 @@ def check_renderer(rows: list[dict[str, str]], images: np.ndarray) -> None:
             )
 
 
-def prepare(path: Path) -> None:
-    """Renders all drawings at all sizes into `path` (npz), atomically."""
+def render_all(size: int) -> np.ndarray:
+    """All drawings, uint8 [M, size, size, 3]."""
     with lzma.open(DATA / "emoji_svg.json.xz") as f:
         boxes = json.load(f)
-    rows = metadata()
+    todo = [boxes[r["set"]][r["hex"]] for r in metadata()]
     with Pool() as pool:
-        drawn = pool.map(
-            render, [boxes[r["set"]][r["hex"]] for r in rows], chunksize=64
-        )
-    images = np.stack(drawn)
-    check_renderer(rows, images)
+        return np.stack(pool.map(partial(render, size=size), todo, chunksize=64))
+
+
+def prepare(path: Path) -> None:
+    """Renders all drawings at all sizes into `path` (npz), atomically."""
+    images = render_all(128)
+    check_renderer(metadata(), images)
     path.parent.mkdir(parents=True, exist_ok=True)
     arrays = {
         f"x{s}": images if s == 128 else box_average(images, 128 // s) for s in SIZES
     }
-    partial = path.with_suffix(".tmp.npz")
-    np.savez(partial, **arrays)
-    os.replace(partial, path)
+    draft = path.with_suffix(".tmp.npz")
+    np.savez(draft, **arrays)
+    os.replace(draft, path)
 
 
-def load(folder: Path) -> Drawings:
+def prepare_large(path: Path) -> None:
+    """Renders all drawings at the largest size into `path` (npy), atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".tmp.npy")
+    np.save(draft, render_all(LARGE))
+    os.replace(draft, path)
+
+
+def load(folder: Path, sizes: Sequence[int] = SIZES) -> Drawings:
     """Loads the drawings, rendering them into `folder` the first time."""
-    path = folder / "drawings.npz"
+    path, large = folder / "drawings.npz", folder / f"drawings-{LARGE}.npy"
     if not path.exists():
         prepare(path)
     with np.load(path) as arrays:
-        images = {s: arrays[f"x{s}"] for s in SIZES}
+        images = {s: arrays[f"x{s}"] for s in sizes if s != LARGE}
+    if LARGE in sizes:
+        if not large.exists():
+            prepare_large(large)
+        images[LARGE] = np.load(large, mmap_mode="r")
     rows = metadata()
     column = {k: np.array([r[k] for r in rows]) for k in rows[0]}
     names = [f.name for f in fields(Drawings)[1:]]

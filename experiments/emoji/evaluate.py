@@ -83,7 +83,7 @@ def measure_vq(pipeline, drawings, ref) -> dict:
     """PSNR and text match of round trips of test_pair."""
     chosen = metrics.evaluation_set(drawings, "test_pair")
     out = {}
-    for size in data.SIZES:
+    for size in drawings.images:
         real = drawings.images[size][chosen]
         got = np.concatenate(
             [pipeline.images(pipeline.encode(x)) for x in np.array_split(real, 10)]
@@ -200,7 +200,7 @@ def main(
 ) -> None:
     """Measures the emoji family and draws its contact sheet."""
     pipeline = jaxspec.load(family)
-    drawings = data.load(folder)
+    drawings = data.load(folder, (*data.SIZES, data.LARGE))
     if sheet_only:
         guidance = pipeline.config.defaults.guidance
         contact_sheet(pipeline, sheet, guidance)

@@ -3,8 +3,8 @@
 python -m experiments.emoji.train --stage all
 
 Stages: prepare (render the drawings), text (tables of word pieces), vq, codes, 32, 64,
-128, 128-long, export. Everything goes to `runs/emoji`; `export` writes the family's
-folder. `--smoke` is a run of a minute that shows that all of it works.
+128, 128-long, 256, export. Everything goes to `runs/emoji`; `export` writes the
+family's folder. `--smoke` is a run of a minute that shows that all of it works.
 """
 
 import os
@@ -16,7 +16,7 @@ import typer
 
 STAGES = (
     *("prepare", "text", "vq", "codes"),
-    *("32", "64", "128", "128-long"),
+    *("32", "64", "128", "128-long", "256"),
     "export",
 )
 
@@ -42,7 +42,9 @@ def run_stage(stage: str, folder: Path, smoke: bool, out: Path) -> None:
     if stage == "text":
         text_table.write(folder / "text", *text_table.build_family())
         return
-    drawings = data.load(folder)  # renders them the first time
+    settings = train_ar.STAGES.get(stage)
+    sizes = [settings.size] if settings else data.SIZES
+    drawings = data.load(folder, sizes)  # renders them the first time
     if stage == "prepare":
         return
     vq = train_vq.VQTraining()
@@ -54,7 +56,8 @@ def run_stage(stage: str, folder: Path, smoke: bool, out: Path) -> None:
         return
     vq_params = load_params(folder / "vq")
     if stage == "codes":
-        codes.load(folder, vq.model, vq_params, drawings)
+        for size in data.SIZES:
+            codes.load(folder, size, vq.model, vq_params, drawings)
         return
     codebook = np.asarray(VQ(vq.model).apply(vq_params, method="codes"))
     text = codes.reader(folder)
@@ -64,13 +67,12 @@ def run_stage(stage: str, folder: Path, smoke: bool, out: Path) -> None:
 
         export.export(folder, out, vq.model, vq_params, codebook, text, table)
         return
-    settings = train_ar.STAGES[stage]
+    assert settings is not None
     if smoke:
         settings = replace(settings, steps=12, batch=4)
     corpus = train_ar.Corpus.create(
-        settings.size,
         drawings,
-        codes.load(folder, vq.model, vq_params, drawings),
+        codes.load(folder, settings.size, vq.model, vq_params, drawings),
         text,
         table,
         codebook,

@@ -90,6 +90,9 @@ STAGES = {
         fall=0.0,
         start="128",
     ),
+    "256": ARTraining(
+        size=256, depth=5, steps=2400, batch=12, rate=9e-4, tags=0.2, start="128-long"
+    ),
 }
 
 
@@ -106,7 +109,6 @@ class Corpus:
 
     @staticmethod
     def create(
-        size: int,
         drawings: Drawings,
         codes: Codes,
         text: PieceText,
@@ -116,7 +118,7 @@ class Corpus:
         pieces, tags = caption_pieces(text, drawings)
         order = np.argsort(-codebook @ codebook.T, axis=1)
         return Corpus(
-            codes.grids[size],
+            codes.tokens,
             codes.mirrors,
             pieces,
             tags,
