@@ -91,8 +91,9 @@ def measure(
     """
     folder = runs / task.fingerprint()
     folder.mkdir(parents=True, exist_ok=True)
-    draws = draw_all(folder, task, contestants, plan, bar)
+    # Times first: nothing else should run during them, the rest minds less.
     times = time_all(folder, task, contestants, plan, bar)
+    draws = draw_all(folder, task, contestants, plan, bar)
     rows, bands = compare.quality(task, draws)
     speeds = {batch: compare.speed(raw) for batch, raw in times.items()}
     for row in rows:
