@@ -24,8 +24,8 @@ import numpy as np
 from safetensors import safe_open
 
 from jaxspec.checkpoints.containers import peel
+from jaxspec.checkpoints.hub import TORCH, WEIGHTS, local
 
-TORCH = (".pt", ".pth", ".bin", ".ckpt")
 # In the order in which a folder is searched for its weights.
 NAMES = (
     "model.safetensors",
@@ -95,25 +95,26 @@ def read(path: str | os.PathLike, weights: str | None = None) -> Checkpoint:
     """Opens a checkpoint and takes its wrappers off; loads no weights.
 
     Args:
-      path: a weights file, the index of a sharded one, or a folder that holds either.
+      path: a weights file, the index of a sharded one, a folder that holds either, or
+        the name of a file or folder on the Hugging Face hub (see `hub`).
       weights: which of several sets to take, such as "ema".
 
     Raises:
       FileNotFoundError: there is no such file or folder, or a shard is missing.
-      ModuleNotFoundError: a PyTorch file, and torch is not installed.
+      ModuleNotFoundError: torch is not installed and the file is PyTorch's, or
+        huggingface_hub is not and the path is a name there.
+      OSError: it could not be fetched.
       ValueError: the file is damaged, would run code, is of a format that is not read,
         holds several sets of weights and none is chosen, or none at all.
     """
-    path = Path(path)
-    if not path.exists():
-        raise FileNotFoundError(f"no file or folder {path}")
+    path = local(path)
     config = read_json(path / "config.json") if (path / "config.json").is_file() else {}
     files = _weights_of(path, config) if path.is_dir() else (path,)
     if files[0].name.endswith(".index.json"):
         files, content = _open_sharded(files[0])
     else:
         content = _merged({file.name: _open(file) for file in files})
-    with _naming(path):
+    with naming(path):
         peeled = peel(content, weights)
         tensors = {k: _file_tensor(k, x) for k, x in peeled.tensors.items()}
     return Checkpoint(
@@ -128,7 +129,7 @@ def read(path: str | os.PathLike, weights: str | None = None) -> Checkpoint:
 
 
 @contextmanager
-def _naming(path: Path) -> Generator[None]:
+def naming(path: Path) -> Generator[None]:
     """Errors of whatever kind become ValueErrors of one line that name the file."""
     try:
         yield
@@ -142,7 +143,7 @@ def _naming(path: Path) -> Generator[None]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON file that holds a dictionary; a ValueError names one that does not."""
-    with _naming(path):
+    with naming(path):
         values = json.loads(path.read_text(encoding="utf8"))
         if not isinstance(values, dict):
             raise ValueError(f"holds a {type(values).__name__}, not a dictionary")
@@ -156,8 +157,7 @@ def _weights_of(folder: Path, config: Mapping[str, Any]) -> tuple[Path, ...]:
     for name in NAMES:
         if (folder / name).is_file():
             return (folder / name,)
-    kinds = (".safetensors", *TORCH)
-    found = sorted(p for p in folder.iterdir() if p.suffix in kinds and p.is_file())
+    found = sorted(p for p in folder.iterdir() if p.suffix in WEIGHTS and p.is_file())
     if len(found) == 1 or (found and "decoders" in config):  # a family of ours
         return tuple(found)
     names = [p.name for p in found]
@@ -165,7 +165,7 @@ def _weights_of(folder: Path, config: Mapping[str, Any]) -> tuple[Path, ...]:
         raise FileNotFoundError(f"{folder} holds shards, but not their .index.json")
     if found:
         raise ValueError(f"{folder} holds several weights; name one: {names}")
-    raise FileNotFoundError(f"{folder} holds no weights (*{', *'.join(kinds)})")
+    raise FileNotFoundError(f"{folder} holds no weights (*{', *'.join(WEIGHTS)})")
 
 
 def _open_sharded(index: Path) -> tuple[tuple[Path, ...], dict[str, Any]]:
@@ -223,11 +223,11 @@ def _open(path: Path) -> Any:
     if start.lstrip().startswith(b"<"):
         raise ValueError(f"{path} is a web page, not weights: the download failed")
     if path.suffix == ".safetensors":
-        with _naming(path):
+        with naming(path):
             return _open_safetensors(path)
     if path.suffix in TORCH:
         return _open_torch(path, start)
-    known = ", ".join((".safetensors", *TORCH, ".index.json"))
+    known = ", ".join((*WEIGHTS, ".index.json"))
     raise ValueError(f"{path}: weights are read from {known}")
 
 
