@@ -30,6 +30,9 @@ Heads = Annotated[
     int | None,
     typer.Option(help="Of a LlamaGen transformer of a size that was not published."),
 ]
+Format = Annotated[
+    str, typer.Option(metavar="FORMAT", help="Of the weights: safetensors or orbax.")
+]
 
 
 @app.command(
@@ -52,7 +55,7 @@ def inspect(
     ] = False,
 ) -> None:
     """Tell what a checkpoint holds, without loading it or running code of it."""
-    with _one_line_errors():
+    with one_line_errors():
         from jaxspec.checkpoints.inspect import inspect_checkpoint
         from jaxspec.checkpoints.writer import to_json
 
@@ -88,9 +91,10 @@ def model(
             help="Cast to float32, float16 or bfloat16.  [default: as the file has it]",
         ),
     ] = None,
+    format: Format = "safetensors",
 ) -> None:
     """Convert one model into a folder, strictly: all of it fits, or none is written."""
-    with _one_line_errors():
+    with one_line_errors():
         from jaxspec.checkpoints.single import convert_model
 
         with _byte_bar() as progress:
@@ -101,6 +105,7 @@ def model(
                 heads=heads,
                 weights=weights,
                 dtype=dtype,
+                format=format,
                 progress=progress,
             )
         for place, part in provenance["parts"].items():
@@ -151,7 +156,7 @@ def _bytes(count: float) -> str:
 
 
 @contextmanager
-def _one_line_errors() -> Generator[None]:
+def one_line_errors() -> Generator[None]:
     """As in `jaxspec.cli`, and a torch that is not installed; problems keep lines."""
     try:
         yield

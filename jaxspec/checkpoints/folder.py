@@ -23,7 +23,13 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
 from jaxspec.checkpoints.trees import flatten
-from jaxspec.checkpoints.writer import CONFIG, new_folder
+from jaxspec.checkpoints.writer import (
+    CONFIG,
+    ORBAX,
+    check_format,
+    new_folder,
+    write_orbax,
+)
 from jaxspec.models.transformer import TransformerConfig
 from jaxspec.models.vq import VQConfig
 from jaxspec.pipeline import Defaults, Pipeline, PipelineConfig, abstract_params
@@ -31,7 +37,6 @@ from jaxspec.text import PieceText
 
 FAMILIES = Path(__file__).parent.parent / "families"
 TOKENIZER = "tokenizer.json"
-ORBAX = "orbax"
 
 
 def families() -> list[str]:
@@ -105,8 +110,7 @@ def save(
         finite (in the type asked for).
     """
     folder = Path(folder)
-    if format not in ("safetensors", "orbax"):
-        raise ValueError(f"format must be 'safetensors' or 'orbax', not {format!r}")
+    check_format(format)
     weights = params.params
     if dtype is not None:
         weights = _cast(weights, dtype)
@@ -138,10 +142,7 @@ def _write(config: PipelineConfig, weights: Any, folder: Path, format: str) -> N
             # The library makes files that only their owner can read.
             shutil.copymode(folder / CONFIG, folder / name)
     else:
-        import orbax.checkpoint as ocp  # slow to import
-
-        with ocp.StandardCheckpointer() as checkpointer:
-            checkpointer.save(folder.absolute() / ORBAX, weights)
+        write_orbax(folder, weights)
 
 
 def to_files(flat: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -197,8 +198,19 @@ def _check_fit(found: dict[str, Any], want: dict[str, Any]) -> None:
         )
 
 
-def read_safetensors(folder: Path, want: dict[str, Any], dtype) -> dict[str, Any]:
-    """The weights of a folder, those of `want` and of its shapes, on the device."""
+def read_weights(folder: Path, want: dict[str, Any], dtype) -> dict[str, Any]:
+    """The weights of a folder, those of `want` and of its shapes, on the device.
+
+    Both are flat dictionaries; `dtype` None keeps the types of the files.
+
+    Raises:
+      ValueError: the folder is damaged, or holds other weights.
+    """
+    read = _read_orbax if (folder / ORBAX).is_dir() else _read_safetensors
+    return read(folder, want, dtype)
+
+
+def _read_safetensors(folder: Path, want: dict[str, Any], dtype) -> dict[str, Any]:
     tensors = {}
     for name, part in to_files(want).items():
         path = folder / name
@@ -246,7 +258,6 @@ def load(name_or_folder: str | os.PathLike = "emoji", *, dtype=jnp.float32) -> P
         values = json.loads((folder / CONFIG).read_text(encoding="utf8"))
         config = _config_from_json(values, tokenizer)
         abstract = abstract_params(config)
-    read = _read_orbax if (folder / ORBAX).is_dir() else read_safetensors
-    flat = read(folder, flatten(abstract), dtype)
+    flat = read_weights(folder, flatten(abstract), dtype)
     leaves = [flat[k] for k in flatten(abstract)]
     return Pipeline(jax.tree.unflatten(jax.tree.structure(abstract), leaves), config)

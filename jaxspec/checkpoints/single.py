@@ -17,15 +17,19 @@ import numpy as np
 
 import jaxspec
 from jaxspec.checkpoints.convert import Parameter, parameters
-from jaxspec.checkpoints.folder import from_dict, read_safetensors, to_files
+from jaxspec.checkpoints.folder import from_dict, read_weights, to_files
 from jaxspec.checkpoints.published import CELL, DECODERS, FAMILIES, Family, identify
 from jaxspec.checkpoints.readers import Checkpoint, read, read_json
 from jaxspec.checkpoints.trees import flatten, unflatten
 from jaxspec.checkpoints.writer import (
     CONFIG,
+    ORBAX,
+    check_format,
     check_space,
+    map_safetensors,
     new_folder,
     write_json,
+    write_orbax,
     write_safetensors,
 )
 
@@ -98,7 +102,10 @@ def open_model(
 
 
 def write_parts(
-    folder: Path, parts: list[Part], progress: Progress | None = None
+    folder: Path,
+    parts: list[Part],
+    progress: Progress | None = None,
+    format: str = "safetensors",
 ) -> dict[str, Any]:
     """Streams the weights of parts into a folder; returns their provenance.
 
@@ -106,6 +113,7 @@ def write_parts(
       folder: that exists.
       parts: each of another place.
       progress: called with bytes done and bytes in all, of hashing and of writing.
+      format: as for `convert_model`.
     """
     sources = {part.place: part.checkpoint.files for part in parts}
     total = sum(part.nbytes for part in parts)
@@ -120,8 +128,14 @@ def write_parts(
 
     found = {part.place: _provenance(part, more) for part in parts}
     ours = {key: x for part in parts for key, x in part.parameters.items()}
-    for name, values in to_files(ours).items():
-        write_safetensors(folder / name, values, more)
+    files = {folder / name: values for name, values in to_files(ours).items()}
+    for file, values in files.items():
+        write_safetensors(file, values, more)
+    if format == ORBAX:  # which takes whole arrays: from the disk, not from memory
+        mapped = [map_safetensors(file) for file in files]
+        write_orbax(folder, unflatten({k: x for m in mapped for k, x in m.items()}))
+        for file in files:
+            file.unlink()
     return {"jaxspec": jaxspec.__version__, "parts": found}
 
 
@@ -163,6 +177,7 @@ def convert_model(
     folder: str | os.PathLike,
     *,
     progress: Progress | None = None,
+    format: str = "safetensors",
     **how,
 ) -> dict[str, Any]:
     """Converts one published model into a new folder, which `load_model` opens.
@@ -171,6 +186,8 @@ def convert_model(
       path: as for `read`.
       folder: must not exist or be empty; it appears when all of it is written.
       progress: called with bytes done and bytes in all.
+      format: "safetensors" (a file for each model), or "orbax", which needs twice the
+        space while it is written.
       **how: size, heads, weights and dtype, as for `open_model`.
 
     Returns:
@@ -178,13 +195,14 @@ def convert_model(
 
     Raises:
       FileNotFoundError, ModuleNotFoundError, ValueError: as `open_model` does; the
-        folder is not empty; weights are not finite.
+        folder is not empty; weights are not finite; the format is not known.
       OSError: it cannot be written.
     """
     model, folder = open_model(path, **how), Path(folder)
-    check_space(folder.absolute(), model.nbytes)
+    check_format(format)
+    check_space(folder.absolute(), model.nbytes * (2 if format == ORBAX else 1))
     with new_folder(folder) as partial:
-        provenance = write_parts(partial, [model], progress)
+        provenance = write_parts(partial, [model], progress, format)
         values = {
             "family": model.family.name,
             "part": model.place,
@@ -214,7 +232,7 @@ def load_model(folder: str | os.PathLike, *, dtype=None) -> tuple[Any, dict[str,
         raise ValueError(f"{folder} is not a folder that `convert_model` wrote")
     config = from_dict(family.kind, values["config"])
     want = unflatten({place: family.table.init(config)})
-    params = unflatten(read_safetensors(folder, flatten(want), dtype))
+    params = unflatten(read_weights(folder, flatten(want), dtype))
     for name in place.split("/"):
         params = params[name]
     return config, params

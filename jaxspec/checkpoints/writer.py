@@ -23,6 +23,8 @@ import numpy as np
 from jaxspec.checkpoints.convert import Parameter
 
 CONFIG = "config.json"
+ORBAX = "orbax"
+FORMATS = ("safetensors", ORBAX)
 _SAFETENSORS_NAMES = {
     np.dtype(np.float32): "F32",
     np.dtype(np.float16): "F16",
@@ -120,6 +122,33 @@ def write_safetensors(
                 wrote(values.nbytes)
         file.flush()
         os.fsync(file.fileno())
+
+
+def map_safetensors(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of a file of `write_safetensors`, mapped: read where they are used."""
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(length))
+    data = np.memmap(path, np.uint8, mode="r", offset=8 + length)
+    types = {name: dtype for dtype, name in _SAFETENSORS_NAMES.items()}
+    return {
+        key: data[slice(*x["data_offsets"])].view(types[x["dtype"]]).reshape(x["shape"])
+        for key, x in header.items()
+    }
+
+
+def write_orbax(folder: Path, weights: Any) -> None:
+    """Writes a tree of arrays as the orbax checkpoint of a folder."""
+    import orbax.checkpoint as ocp  # slow to import
+
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(folder.absolute() / ORBAX, weights)
+
+
+def check_format(format: str) -> None:
+    """Raises ValueError for a format that weights are not written in."""
+    if format not in FORMATS:
+        raise ValueError(f"format must be {' or '.join(FORMATS)}, not {format!r}")
 
 
 @contextmanager
