@@ -18,7 +18,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from jaxspec import commands_checkpoints
+from jaxspec import commands_checkpoints, commands_parity
 
 app = typer.Typer(
     name="jaxspec",
@@ -29,6 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(commands_checkpoints.app)
+app.add_typer(commands_parity.app)
 
 
 class _File(NamedTuple):

@@ -170,6 +170,12 @@ class Table:
         return [(entries[path], leaf.shape) for path, leaf in shapes.items()]
 
 
+def check_dtype(dtype: Any) -> None:
+    """Raises ValueError for a type, or a name of one, that weights do not have."""
+    if dtype not in (*FLOATS, *map(str, FLOATS)):
+        raise ValueError(f"dtype must be one of {_FLOAT_NAMES}, not {dtype!r}")
+
+
 def parameters(
     state_dict: Mapping[str, Tensor], config: Any, table: Table, dtype=None
 ) -> dict[str, Parameter]:
@@ -185,8 +191,8 @@ def parameters(
       ValueError: tensors are missing, unexpected, of another shape or of a type that
         weights do not have; the message lists all of them.
     """
-    if dtype is not None and dtype not in (*FLOATS, *map(str, FLOATS)):
-        raise ValueError(f"dtype must be one of {_FLOAT_NAMES}, not {dtype!r}")
+    if dtype is not None:
+        check_dtype(dtype)
     plan = table.plan(config)
     state_dict = table.untied(state_dict, config)
     problems = list(_problems(state_dict, plan, table, config, dtype is None))
