@@ -1,17 +1,19 @@
 """Grids of codes at another resolution: what turns a small draft into a large one.
 
 An upsampler is a pure function `upsampler(tokens, grid)` of codes int32 [B, h, w] that
-returns codes [B, H, W] for a `grid` (H, W). Those here take any grid, also a smaller.
+returns codes [B, H, W] for a `grid` (H, W). Those here take smaller grids, too.
+`Nearest` and `Pixels` take any, `Latents` those that it has networks for.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 
-from jaxspec.models.vq import VQ, VQConfig
+from jaxspec.models.upsampler import Resampler, UpsamplerConfig
+from jaxspec.models.vq import VQ, VQConfig, nearest
 
 if TYPE_CHECKING:
     from jaxspec.pipeline import Pipeline
@@ -96,4 +98,85 @@ class Pixels:
         return codes
 
 
-__all__ = ["Filter", "Nearest", "Pixels", "Upsampler", "resized"]
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Latents:
+    """By networks that were trained for it, on the vectors of codes.
+
+    MuLo-SD's learned upsampler and downsampler (Peruzzo et al. 2026, arXiv 2601.05149;
+    see `jaxspec.models.upsampler`). What a network makes becomes the nearest codes.
+
+    A network takes grids of as many rows as it was trained for, of any width. Where
+    none goes all the way, several are chained, each as far as it goes.
+
+    Attributes:
+      networks: parameters, by rows before and after, such as {(8, 16): ...}.
+      codes: [V, d], the codebook as it is used.
+      configs: (rows before, rows after, network) of each.
+    """
+
+    networks: dict[tuple[int, int], Any] = field(default_factory=dict, repr=False)
+    codes: jax.Array | None = field(default=None, repr=False)
+    configs: tuple[tuple[int, int, UpsamplerConfig], ...] = field(
+        default=(), repr=False, metadata={"static": True}
+    )
+
+    @staticmethod
+    def create(
+        networks: Mapping[tuple[int, int], tuple[UpsamplerConfig, Any]],
+        codes: jax.Array,
+    ) -> "Latents":
+        """From networks with their parameters, by rows before and after.
+
+        Raises:
+          ValueError: a network does not go from one to the other.
+        """
+        ways = sorted(networks)
+        for before, after in ways:
+            config, _ = networks[before, after]
+            small, large = sorted((before, after))
+            up = config.direction == "up"
+            if small * config.scale != large or up != (before < after):
+                raise ValueError(
+                    f"a network from {before} to {after} rows cannot be one that goes "
+                    f"{config.direction} and whose scale is {config.scale}"
+                )
+        return Latents(
+            networks={way: networks[way][1] for way in ways},
+            codes=codes,
+            configs=tuple((*way, networks[way][0]) for way in ways),
+        )
+
+    def __call__(self, tokens: jax.Array, grid: tuple[int, int]) -> jax.Array:
+        rows, codes = tokens.shape[1], self.codes
+        if codes is None:
+            raise ValueError(
+                "Latents needs its networks: Latents().bind(pipeline), or "
+                "Latents.create(...)"
+            )
+        while rows != grid[0]:
+            rows, network = self._furthest(rows, grid[0])
+            latents: Any = network(codes[tokens])
+            tokens = nearest(latents, codes)
+        return tokens
+
+    def _furthest(self, rows: int, wanted: int) -> tuple[int, Callable]:
+        """The network that goes furthest towards the rows wanted, and where to.
+
+        Raises:
+          ValueError: there is none.
+        """
+        low, high = sorted((rows, wanted))
+        ways = {b: c for a, b, c in self.configs if a == rows and low <= b <= high}
+        if not ways:
+            known = ", ".join(f"{a} to {b}" for a, b, _ in self.configs)
+            raise ValueError(
+                f"there is no trained network from {rows} rows towards {wanted}; there "
+                f"are: {known}"
+            )
+        end = min(ways, key=lambda b: abs(b - wanted))
+        params = self.networks[rows, end]
+        return end, lambda latents: Resampler(ways[end]).apply(params, latents)
+
+
+__all__ = ["Filter", "Latents", "Nearest", "Pixels", "Upsampler", "resized"]

@@ -1,4 +1,4 @@
-"""MuLo-SD: geometry, a slow reference of the whole method, counts, upsamplers."""
+"""MuLo-SD: geometry, a slow reference of the whole method, counts."""
 
 import json
 from dataclasses import replace
@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
 import jaxspec
 from jaxspec.acceptance import Amplified
 from jaxspec.decoding import ACCEPTED, DRAWN, RESAMPLED, wavefront
 from jaxspec.decoding.islands import expand, label
 from jaxspec.methods import AR, SCD, ZipAR
-from jaxspec.methods.mulo import MuLo, draft_keys
+from jaxspec.methods.mulo import MuLo
+from jaxspec.methods.upsampled import draft_keys
 from jaxspec.neighbours import nearest_codes, neighbour_table
 from jaxspec.sampling import ACCEPT, cell_keys, uniform
 from jaxspec.testing import keys_of
@@ -331,7 +331,8 @@ def mass(method: MuLo, codes: np.ndarray, logits, draft: int) -> float:
         return min(1, method.rule.k * p[draft])
     gap = ((codes - codes[draft]) ** 2).sum(-1)
     gap[draft] = -1
-    return p[np.argsort(gap, kind="stable")[: method.neighbours]].sum()
+    pooled = p[np.argsort(gap, kind="stable")[: method.neighbours]].sum()
+    return pooled / p.max() if method.relative else pooled
 
 
 NEAREST = {"upsampler": Nearest()}
@@ -359,7 +360,7 @@ METHODS = {
         refresh="before",
         rows_at_once=3,
     ),
-    "rounds": MuLo(**NEAREST, radius=1, window=3, neighbours=5, rows=1),
+    "rounds": MuLo(**NEAREST, radius=1, window=3, neighbours=5, relative=True, rows=1),
 }
 
 
@@ -519,38 +520,6 @@ def test_neighbours_by_hand():
         nearest_codes(codes, 6)
 
 
-# Upsamplers.
-
-
-def test_nearest_by_hand():
-    tokens = jnp.array([[[1, 2], [3, 4]]])
-    got = Nearest()(tokens, (2, 6))
-    np.testing.assert_array_equal(got, [[[1, 1, 1, 2, 2, 2], [3, 3, 3, 4, 4, 4]]])
-    np.testing.assert_array_equal(Nearest()(got, (2, 2)), tokens)
-
-
-@pytest.mark.parametrize(
-    ("filter", "pillow", "grid"),
-    [("bicubic", "BICUBIC", (4, 12)), ("lanczos3", "LANCZOS", (2, 4))],
-)
-def test_pixels_are_resized_as_pillow_does(filter, pillow, grid):
-    """Up and down; Pillow rounds to whole pixel values, so a code may differ."""
-    family = jaxspec.load("emoji")
-    rows, columns = np.mgrid[:32, :64] - np.array([15.5, 31.5])[:, None, None]
-    disc = np.hypot(rows, columns / 2) < 12
-    picture = np.where(disc[..., None], [200, 30, 40], 255).astype(np.uint8)[None]
-    tokens = jnp.asarray(family.encode(picture))
-    image = Image.fromarray(family.images(tokens)[0])
-    got = family.images(Pixels(filter).bind(family)(tokens, grid))
-
-    def gap(how):
-        resized = image.resize((8 * grid[1], 8 * grid[0]), Image.Resampling[how])
-        want = family.images(family.encode(np.asarray(resized)[None]))
-        return np.abs(got.astype(float) - want).mean()
-
-    assert gap(pillow) < 0.5 < 1.5 < gap("NEAREST")
-
-
 # In the library.
 
 
@@ -628,5 +597,3 @@ def test_what_does_not_fit_is_refused(draft, target):
     ):
         with pytest.raises(ValueError, match=said):
             MuLo(**knobs)
-    with pytest.raises(ValueError, match="filter must be one of bicubic, .*'cubical'"):
-        Pixels("cubical")

@@ -3,8 +3,9 @@
 python -m experiments.emoji.train --stage all
 
 Stages: prepare (render the drawings), text (tables of word pieces), vq, codes, 32, 64,
-128, 128-long, 256, export. Everything goes to `runs/emoji`; `export` writes the
-family's folder. `--smoke` is a run of a minute that shows that all of it works.
+128, 128-long, 256, networks that enlarge codes (upsampler-64-128 ...) and make them
+small (downsampler-128-64 ...), export. Everything goes to `runs/emoji`; `export` writes
+the family's folder. `--smoke` is a run of a minute that shows that all of it works.
 """
 
 import os
@@ -17,6 +18,7 @@ import typer
 STAGES = (
     *("prepare", "text", "vq", "codes"),
     *("32", "64", "128", "128-long", "256"),
+    *("upsampler-64-128", "downsampler-128-64", "upsampler-64-128-pixels"),
     "export",
 )
 
@@ -35,15 +37,23 @@ def run_stage(stage: str, folder: Path, smoke: bool, out: Path) -> None:
     import numpy as np
     from safetensors.numpy import load_file
 
-    from experiments.emoji import codes, data, text_table, train_ar, train_vq
+    from experiments.emoji import (
+        codes,
+        data,
+        text_table,
+        train_ar,
+        train_upsampler,
+        train_vq,
+    )
     from jaxspec.models.vq import VQ
     from jaxspec.training import load_params
 
     if stage == "text":
         text_table.write(folder / "text", *text_table.build_family())
         return
-    settings = train_ar.STAGES.get(stage)
+    settings, between = train_ar.STAGES.get(stage), train_upsampler.STAGES.get(stage)
     sizes = [settings.size] if settings else data.SIZES
+    sizes = [between.source, between.wanted] if between else sizes
     drawings = data.load(folder, sizes)  # renders them the first time
     if stage == "prepare":
         return
@@ -60,6 +70,16 @@ def run_stage(stage: str, folder: Path, smoke: bool, out: Path) -> None:
             codes.load(folder, size, vq.model, vq_params, drawings)
         return
     codebook = np.asarray(VQ(vq.model).apply(vq_params, method="codes"))
+    load_codes = lambda size: codes.load(folder, size, vq.model, vq_params, drawings)
+    if between is not None:
+        if smoke:
+            between = replace(between, steps=12, batch=4)
+        both = load_codes(between.source), load_codes(between.wanted)
+        start = load_params(folder / between.start) if between.start else None
+        train_upsampler.train(
+            between, both, drawings, vq.model, vq_params, folder / stage, start
+        )
+        return
     text = codes.reader(folder)
     table = load_file(folder / "text" / "text.safetensors")["table"]
     if stage == "export":
@@ -72,7 +92,7 @@ def run_stage(stage: str, folder: Path, smoke: bool, out: Path) -> None:
         settings = replace(settings, steps=12, batch=4)
     corpus = train_ar.Corpus.create(
         drawings,
-        codes.load(folder, settings.size, vq.model, vq_params, drawings),
+        load_codes(settings.size),
         text,
         table,
         codebook,
