@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from jaxspec.checkpoints.folder import families, load, save
     from jaxspec.compile_cache import use_compile_cache
     from jaxspec.decoding import Decoded, Method, Target, decode
-    from jaxspec.generation import Generated, generate, image_keys
+    from jaxspec.generation import Generated, decode_tokens, generate
     from jaxspec.methods import (
         AR,
         GSD,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         ZipAR,
     )
     from jaxspec.pipeline import Pipeline
-    from jaxspec.sampling import Sampling
+    from jaxspec.sampling import Sampling, image_keys
 
 # Imported when first used, so that `jaxspec --help` does not wait for JAX.
 _HOME = {
@@ -44,9 +44,10 @@ _HOME = {
     "Target": "decoding",
     "ZipAR": "methods",
     "decode": "decoding",
+    "decode_tokens": "generation",
     "families": "checkpoints.folder",
     "generate": "generation",
-    "image_keys": "generation",
+    "image_keys": "sampling",
     "load": "checkpoints.folder",
     "method_class": "decoding",
     "save": "checkpoints.folder",
@@ -71,6 +72,7 @@ __all__ = [
     "Target",
     "ZipAR",
     "decode",
+    "decode_tokens",
     "families",
     "generate",
     "image_keys",

@@ -6,8 +6,8 @@ import json
 import math
 import operator
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,8 @@ from jaxspec.decoding import (
 from jaxspec.figures import atomically, labelled_grid, save_png
 from jaxspec.maps import BLANK, blanked, map_sheet, moments
 from jaxspec.methods import AR
-from jaxspec.pipeline import Pipeline
-from jaxspec.sampling import Sampling, image_key
+from jaxspec.pipeline import Pipeline, Prompts
+from jaxspec.sampling import Sampling, image_keys
 
 Progress = Callable[[int, int, np.ndarray], None]
 CHUNK = 8  # passes between two calls of `progress`
@@ -45,12 +45,14 @@ class Generated:
       images: uint8 [n, H, W, 3].
       tokens: int32 [n, h, w].
       stats: counts and per-cell records, numpy arrays [n, ...] (see `Decoded`).
-      prompts: the prompt of each picture.
+      prompts: the prompt of each picture, or what stands for it.
       seeds: the seed of each picture.
       numbers: its number among the pictures of its prompt.
-      settings: family, method, size and sampling.
-      seconds: wall time of reading prompts, decoding and making pictures, compilation
-        included where something compiled.
+      settings: family, method, size, sampling, and how prompts were read.
+      seconds: wall time of reading prompts, of the models that do so, of decoding and
+        of making pictures, compilation included where something compiled.
+      stages: what was made on the way and can be given to `generate` again, [n, ...],
+        such as Tar's "semantic_tokens".
     """
 
     images: np.ndarray
@@ -61,6 +63,7 @@ class Generated:
     numbers: list[int]
     settings: dict[str, Any]
     seconds: dict[str, float]
+    stages: dict[str, np.ndarray] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -144,7 +147,7 @@ class Generated:
         there = final <= shown[:, None, None, None]  # [F, n, h, w]
         tokens = np.where(there, self.tokens[chosen], empty)
         pictures = blanked(
-            _pictures(params, tokens.reshape(-1, *tokens.shape[2:])),
+            decode_tokens(params, tokens.reshape(-1, *tokens.shape[2:])),
             there.reshape(-1, *there.shape[2:]),
         ).reshape(len(shown), *images.shape)
         pictures[-1] = images  # whatever rounding another batch size brings
@@ -184,6 +187,7 @@ class Generated:
                     "target_passes": int(self.stats.target_passes[i]),
                     "draft_passes": int(self.stats.draft_passes[i]),
                     "tokens": self.tokens[i].tolist(),
+                    **{name: x[i].tolist() for name, x in self.stages.items()},
                 }
                 for i in range(len(self))
             ],
@@ -201,8 +205,10 @@ class Generated:
 
 def generate(
     params: Pipeline,
-    prompts: str | Sequence[str],
+    prompts: Prompts | None = None,
     *,
+    semantic_tokens: ArrayLike | None = None,
+    features: Any = None,
     size: int | None = None,
     method: Method | None = None,
     num_images: int = 1,
@@ -213,6 +219,7 @@ def generate(
     top_p: float | None = None,
     batch_size: int = 32,
     progress: Progress | None = None,
+    **options,
 ) -> Generated:
     """Draws pictures of prompts.
 
@@ -221,7 +228,11 @@ def generate(
 
     Args:
       params: from `jaxspec.load`.
-      prompts: one or several.
+      prompts: one or several: text, or class labels for a family of those.
+      semantic_tokens: TA-Tok's indices int32 [n, indices] in place of prompts, for Tar.
+      features: in place of prompts, what the transformer is conditioned on: TA-Tok's
+        features [n, indices, width] for Tar; for LlamaGen each caption's states of the
+        text encoder, a list of [tokens, width].
       size: pixels of a side, one of the trained sizes.
       method: how to decode; plain AR by default.
       num_images: pictures of each prompt.
@@ -233,6 +244,8 @@ def generate(
       batch_size: most pictures drawn at once.
       progress: called now and then with the cells done, all cells, and the tokens
         [B, h, w] of the batch so far, 0 where nothing is drawn yet.
+      **options: how the family reads prompts, such as `scale=1` for Tar; `jaxspec info`
+        lists them.
 
     Returns:
       The pictures with counts and settings, all pictures of the first prompt first.
@@ -242,12 +255,13 @@ def generate(
       FloatingPointError: the network returned something that is not a number.
     """
     began = time.perf_counter()
-    prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-    config, method = params.config, AR() if method is None else method
-    _check(prompts, method)
+    method = AR() if method is None else method
+    check_method(method)
     num_images = _whole("num_images", num_images, 1)
     batch_size = _whole("batch_size", batch_size, 1)
     seed = _whole("seed", seed, 0, 2**32 - 1)
+    params = params.reading(**options)
+    config = params.config
     size = config.check_size(size)
     chosen: dict[str, Any] = {
         name: getattr(config.defaults, name) if value is None else value
@@ -261,67 +275,68 @@ def generate(
     sampling = Sampling.create(config.vq.codebook_size, **chosen)
     # Plain numbers, whatever kind they came as: they are written as JSON.
     chosen = {k: int(v) if k == "top_k" else float(v) for k, v in chosen.items()}
-    each = np.arange(len(prompts)).repeat(num_images)  # a picture's prompt
-    condition, ids = (x[each] for x in params.read(prompts))
-    numbers = np.tile(np.arange(num_images), len(prompts))
+    asked = params.ask(prompts, semantic_tokens=semantic_tokens, features=features)
+    asked = asked.take(np.arange(len(asked.names)).repeat(num_images))
+    numbers = np.tile(np.arange(num_images), len(asked.names) // num_images)
+    seconds = {"prompts": time.perf_counter() - began}
 
-    read = time.perf_counter()
-    parts = []
-    for first in range(0, len(ids), batch_size):
-        rows = _bucket(np.arange(first, min(first + batch_size, len(ids))))
-        shown = jnp.asarray(condition[rows])
-        target = params.target(shown, sampling, size)
-        decoder = bound(method, params, shown, sampling, size)
-        keys = image_keys(seed, ids[rows], numbers[rows])
-        count = min(batch_size, len(ids) - first)
-        report = _offset(progress, first, count, len(ids))
+    parts, stages = [], []
+    for first in range(0, len(numbers), batch_size):
+        rows = _bucket(np.arange(first, min(first + batch_size, len(numbers))))
+        count = min(batch_size, len(numbers) - first)
+        keys = image_keys(seed, asked.ids[rows], numbers[rows])
+        shown = params.show(asked.take(rows), keys)
+        for stage, passed in shown.seconds.items():
+            seconds[stage] = seconds.get(stage, 0.0) + passed
+        stages.append({k: x[:count] for k, x in shown.stages.items()})
+
+        read = time.perf_counter()
+        condition = jax.tree.map(jnp.asarray, shown.condition)
+        target = params.target(condition, sampling, size)
+        decoder = bound(method, params, condition, sampling, size)
+        report = _offset(progress, first, count, len(numbers))
         out = _run(decoder, target, keys, report)
         parts.append(jax.tree.map(lambda x, n=count: np.asarray(x)[:n], out))
+        seconds["decode"] = seconds.get("decode", 0.0) + time.perf_counter() - read
     stats = jax.tree.map(lambda *x: np.concatenate(x), *parts)
-    _check_decoded(stats, numbers, num_images, prompts)
+    _check_decoded(stats, numbers, asked.names)
     decoded = time.perf_counter()
-    images = _pictures(params, stats.tokens)
-    done = time.perf_counter()
+    images = decode_tokens(params, stats.tokens)
+    seconds["pictures"] = time.perf_counter() - decoded
     return Generated(
         images=images,
         tokens=stats.tokens,
         stats=stats,
-        prompts=[p for p in prompts for _ in range(num_images)],
-        seeds=[seed] * len(ids),
+        prompts=asked.names,
+        seeds=[seed] * len(numbers),
         numbers=numbers.tolist(),
         settings={
             "family": config.name,
             "size": size,
             "method": describe(method),
             **chosen,
+            **{name: getattr(config.text, name) for name in config.text.options},
         },
-        seconds={
-            "prompts": read - began,
-            "decode": decoded - read,
-            "pictures": done - decoded,
-        },
+        seconds=seconds,
+        stages={k: np.concatenate([x[k] for x in stages]) for k in stages[0]},
     )
 
 
-_image_keys = jax.jit(jax.vmap(image_key, in_axes=(None, 0, 0)))
+def decode_tokens(params: Pipeline, tokens: ArrayLike) -> np.ndarray:
+    """Pictures uint8 [n, H, W, 3] of code grids [n, h, w], a batch at a time.
 
-
-def image_keys(seed: int, prompt_ids: ArrayLike, numbers: ArrayLike) -> jax.Array:
-    """Keys [B] of images (see `sampling.image_key`)."""
-    return _image_keys(
-        np.uint32(seed),
-        np.asarray(prompt_ids, np.uint32),
-        np.asarray(numbers, np.uint32),
-    )
-
-
-def _check(prompts: list[str], method: Method) -> None:
-    if not prompts:
-        raise ValueError("there is no prompt")
-    for prompt in prompts:
-        if not isinstance(prompt, str):
-            raise ValueError(f"a prompt must be text, not {prompt!r}")
-    check_method(method)
+    Raises:
+      ValueError: a token is not a code, or these are no grids.
+    """
+    tokens = np.asarray(tokens)
+    if tokens.ndim != 3 or not tokens.size:
+        raise ValueError(f"tokens must be grids [n, h, w], not {list(tokens.shape)}")
+    n = len(tokens)
+    parts = [
+        params.images(tokens[_bucket(np.arange(i, min(i + PICTURES, n)))])
+        for i in range(0, n, PICTURES)
+    ]
+    return np.concatenate([p[: n - PICTURES * i] for i, p in enumerate(parts)])
 
 
 def _whole(name: str, value: int, least: int, most: int | None = None) -> int:
@@ -340,16 +355,6 @@ def _bucket(rows: np.ndarray) -> np.ndarray:
     """Repeats the first row up to a power of two, so that few shapes compile."""
     size = 1 << (len(rows) - 1).bit_length()
     return np.concatenate([rows, np.full(size - len(rows), rows[0])])
-
-
-def _pictures(params: Pipeline, tokens: np.ndarray) -> np.ndarray:
-    """Pictures [n, H, W, 3] of code grids [n, h, w], a batch at a time."""
-    n = len(tokens)
-    parts = [
-        params.images(tokens[_bucket(np.arange(i, min(i + PICTURES, n)))])
-        for i in range(0, n, PICTURES)
-    ]
-    return np.concatenate([p[: n - PICTURES * i] for i, p in enumerate(parts)])
 
 
 def _offset(
@@ -382,11 +387,11 @@ def _run(
     return method.decoded(state)
 
 
-def _check_decoded(stats: Decoded, numbers, num_images: int, prompts) -> None:
+def _check_decoded(stats: Decoded, numbers: np.ndarray, names: list[str]) -> None:
     """Raises if an image met a number that is none, or was not filled."""
     for i in np.flatnonzero(stats.bad_pass >= 0)[:1]:
         raise FloatingPointError(
-            f"image {numbers[i]} of {prompts[i // num_images]!r} met a log-probability "
+            f"image {numbers[i]} of {names[i]!r} met a log-probability "
             f"that is not finite in pass {stats.bad_pass[i]}: are the weights damaged?"
         )
     unfilled = np.argwhere(stats.final_pass < 0)
@@ -397,4 +402,4 @@ def _check_decoded(stats: Decoded, numbers, num_images: int, prompts) -> None:
         )
 
 
-__all__ = ["Generated", "generate", "image_keys"]
+__all__ = ["Generated", "decode_tokens", "generate", "image_keys"]

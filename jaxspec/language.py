@@ -98,6 +98,7 @@ def write(
     sampling: Sampling,
     grammar: Grammar,
     repetition_penalty: float | None = None,
+    names: Sequence[object] | None = None,
 ) -> Written:
     """Continues prompts until they have their image tokens.
 
@@ -113,6 +114,7 @@ def write(
       repetition_penalty: logits of tokens that stand in the prompt or were written are
         divided by it if positive, multiplied if negative (Keskar et al. 2019, "CTRL",
         section 4.1), for a model whose generation settings have one. None is off.
+      names: what warnings and errors call each row; its number by default.
 
     Raises:
       ValueError: a prompt is empty or has an id that is no token, a range is not in the
@@ -125,17 +127,19 @@ def write(
     written = _write(
         model, grammar, params, tokens, seen, keys, sampling, repetition_penalty
     )
-    bad = np.flatnonzero(~np.asarray(written.finite))
-    if bad.size:
+    names = range(len(prompts)) if names is None else names
+    finite, found = np.asarray(written.finite), np.asarray(written.found).tolist()
+    bad = list(dict.fromkeys(names[i] for i in np.flatnonzero(~finite)))
+    if bad:
         raise FloatingPointError(
-            f"prompts {bad.tolist()}: logits were not finite; are the weights?"
+            f"prompts {bad}: logits were not finite; are the weights?"
         )
-    short = np.flatnonzero(np.asarray(written.found) < grammar.count)
-    if short.size:
-        counts = np.asarray(written.found)[short].tolist()
+    # By name: rows may be repeated to fill a batch.
+    short = {n: x for n, x in zip(names, found, strict=True) if x < grammar.count}
+    if short:
         warnings.warn(
-            f"prompts {short.tolist()} got {counts} of {grammar.count} image tokens; "
-            "the rest is code 0",
+            f"prompts {list(short)} got {list(short.values())} of {grammar.count} "
+            "image tokens; the rest is code 0",
             stacklevel=2,
         )
     return written

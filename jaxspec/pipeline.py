@@ -1,18 +1,25 @@
 """A whole generator, from words to pixels, as one pytree."""
 
-import hashlib
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.decoding import Target
+from jaxspec.models import abstract
 from jaxspec.models.transformer import Transformer, TransformerConfig
-from jaxspec.models.vq import VQ, VQConfig, from_uint8, to_uint8
-from jaxspec.sampling import Sampling
-from jaxspec.text import PieceText
+from jaxspec.models.vq import VQ, VQConfig, from_uint8, to_uint8, to_uint8_truncated
+from jaxspec.reading import Asked, Padded, Reader, Shown
+from jaxspec.sampling import Sampling, image_keys
+
+# One prompt or several: text, or class labels.
+Prompts = str | int | Sequence[str | int]
+# How pixels become bytes: as LlamaGen's evaluation does it, or as Tar.
+Bytes = Literal["rounded", "truncated"]
+_TO_UINT8 = {"rounded": to_uint8, "truncated": to_uint8_truncated}
 
 
 @dataclass(frozen=True)
@@ -34,33 +41,39 @@ class PipelineConfig:
       name: of the family.
       decoders: (pixels, network) of each trained size, smallest first.
       vq: the tokenizer that all sizes share.
-      text: how prompts are read.
-      defaults: sampling settings, chosen by measurement.
+      text: how what is asked for is read.
+      defaults: sampling settings: measured, or those of the published code.
       about: data, licences and training, as text.
+      pixels: how they become bytes.
     """
 
     name: str
     decoders: tuple[tuple[int, TransformerConfig], ...]
     vq: VQConfig
-    text: PieceText
+    text: Reader
     defaults: Defaults
     about: str = ""
+    pixels: Bytes = "rounded"
 
     def __post_init__(self):
         """Raises ValueError if the parts do not belong together."""
         for size, decoder in self.decoders:
             cells = size / self.vq.factor
-            fits = {
-                "grid": (tuple(decoder.grid), (cells, cells)),
-                "vocab_size": (decoder.vocab_size, self.vq.codebook_size),
-                "prefix_length": (decoder.prefix_length, self.text.slots),
+            needs = {
+                "grid": ((cells, cells), "its tokenizer"),
+                "vocab_size": (self.vq.codebook_size, "its tokenizer"),
             }
-            for name, (found, want) in fits.items():
+            needs |= {name: (x, "its reader") for name, x in self.text.wants().items()}
+            for name, (want, who) in needs.items():
+                found = getattr(decoder, name)
                 if found != want:
                     raise ValueError(
-                        f"the model for {size} px has {name} {found}; the tokenizer "
-                        f"and the text of {self.name} need {want}"
+                        f"{self.name}: the model for {size} px has {name} {found}, "
+                        f"but {who} needs {want}"
                     )
+        if self.pixels not in _TO_UINT8:
+            known = " or ".join(_TO_UINT8)
+            raise ValueError(f"pixels must be {known}, not {self.pixels!r}")
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -83,42 +96,121 @@ class Pipeline:
     """A family's weights with its configuration; goes through jit and device_put.
 
     Attributes:
-      params: {"decoders": {"128": ...}, "vq": ..., "text": {"table": [V, width]}}.
+      params: {"decoders": {"128": ...}, "vq": ...}, and what its reader has, such as
+        {"text": {"table": [V, width]}}.
       config: static.
     """
 
     params: dict[str, Any]
     config: PipelineConfig = field(metadata={"static": True})
 
-    def read(self, prompts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """What prompts say, and ids of what that is.
-
-        Returns:
-          Vectors [B, P, width], and ids uint32 [B]: equal for prompts that read alike,
-          such as "red heart" and "glossy emoji of a red heart".
+    def reading(self, **options) -> "Pipeline":
+        """The same family, told to read in another way, such as `scale=1` for Tar.
 
         Raises:
-          ValueError: nothing of a prompt is known.
+          ValueError: the family has no such option, or not of that value.
         """
-        pieces = np.stack([self.config.text.pieces(p) for p in prompts])
-        digests = [hashlib.sha256(row.tobytes()).digest()[:4] for row in pieces]
-        ids = np.array([int.from_bytes(d, "big") for d in digests], np.uint32)
-        # On the host: another number of prompts compiles nothing.
-        return np.asarray(self.params["text"]["table"])[pieces], ids
+        text = self.config.text
+        for name in options:
+            if name not in text.options:
+                known = ", ".join(text.options) or "none"
+                raise ValueError(
+                    f"{self.config.name} has no option {name!r}; its options: {known}"
+                )
+        if not options:
+            return self
+        changed: Any = replace(text, **options)  # ty: ignore[invalid-argument-type]
+        return replace(self, config=replace(self.config, text=changed))
 
-    def condition(self, prompts: list[str]) -> np.ndarray:
-        """What prompts say, [B, P, width] (see `read`)."""
-        return self.read(prompts)[0]
+    def ask(self, prompts: Prompts | None = None, **start) -> Asked:
+        """What prompts ask for, or what is given in their place; computes nothing.
+
+        Args:
+          prompts: one or several: text, or class labels.
+          **start: one of what the family can start from, such as `semantic_tokens=...`;
+            None is not given.
+
+        Raises:
+          ValueError: there is nothing, or more than one thing; it cannot be read; or
+            the family does not start there.
+        """
+        given = {name: x for name, x in start.items() if x is not None}
+        if prompts is not None and given:
+            raise ValueError(f"give prompts or {' or '.join(given)}, not both")
+        if prompts is None and not given:
+            raise ValueError("there is no prompt")
+        if prompts is not None:
+            if isinstance(prompts, str | int | np.integer):
+                prompts = [cast(str | int, prompts)]
+            if not len(prompts):
+                raise ValueError("there is no prompt")
+            return self.config.text.read(prompts)
+        if len(given) > 1:
+            raise ValueError(f"give one of {' and '.join(given)}")
+        ((name, values),) = given.items()
+        if name not in self.config.text.starts:
+            known = ", ".join(("prompts", *self.config.text.starts))
+            raise ValueError(
+                f"{self.config.name} does not start from {name}, but from: {known}"
+            )
+        return self.config.text.start(name, values)
+
+    def show(self, asked: Asked, keys: jax.Array) -> Shown:
+        """What images with keys [B] show, where `asked` is of B images."""
+        return self.config.text.show(self.params, asked, keys)
+
+    def read(
+        self, prompts: Prompts | None = None, *, seed: int = 0, **start
+    ) -> tuple[Any, np.ndarray]:
+        """The conditions of prompts, and ids of what those are.
+
+        Args:
+          prompts: as for `ask`.
+          seed: of what a language model writes; of each prompt it is the first image.
+          **start: as for `ask`.
+
+        Returns:
+          Conditions as `target` takes them, such as vectors [B, P, width], and ids
+          uint32 [B]: equal for prompts that read alike, such as "red heart" and "glossy
+          emoji of a red heart".
+
+        Raises:
+          ValueError: as `ask` does.
+        """
+        asked = self.ask(prompts, **start)
+        keys = image_keys(seed, asked.ids, np.zeros_like(asked.ids))
+        return self.show(asked, keys).condition, asked.ids
+
+    def condition(self, prompts: Prompts | None = None, **how) -> Any:
+        """The conditions of prompts (see `read`)."""
+        return self.read(prompts, **how)[0]
 
     def target(
-        self, condition: jax.Array, sampling: Sampling, size: int | None = None
+        self, condition: Any, sampling: Sampling, size: int | None = None
     ) -> Target:
-        """The model of one size, conditioned: what `jaxspec.decode` draws from."""
+        """The model of one size, conditioned: what `jaxspec.decode` draws from.
+
+        Args:
+          condition: labels int32 [B], vectors [B, P, width], or `Padded` ones. Where
+            positions are learned, P may be less than the model was made for, and the
+            picture begins right behind it, as in Tar.
+          sampling: settings.
+          size: pixels a side.
+        """
         size = self.config.check_size(size)
-        model = Transformer(dict(self.config.decoders)[size])
+        config = dict(self.config.decoders)[size]
         params = self.params["decoders"][str(size)]
+        visible = None
+        if isinstance(condition, Padded):
+            condition, visible = condition.vectors, condition.visible
+        condition = jnp.asarray(condition)
+        if config.prefix != "class":
+            condition = condition.astype(params["params"]["token_embedding"].dtype)
+            config, params = _shortened(config, params, condition.shape[1])
         codes = _codebook(self.config.vq, self.params["vq"])
-        return Target.create(model, params, condition, sampling, codes=codes)
+        return Target.create(
+            Transformer(config), params, condition, sampling, visible, codes
+        )
 
     def images(self, tokens: jax.Array | np.ndarray) -> np.ndarray:
         """Pictures uint8 [B, h * factor, w * factor, 3] of code grids [B, h, w].
@@ -133,7 +225,8 @@ class Pipeline:
                 f"tokens run from {tokens.min()} to {tokens.max()}; the codebook has "
                 f"codes 0 to {codes - 1}"
             )
-        return np.asarray(_images(self.config.vq, self.params["vq"], tokens))
+        config = self.config
+        return np.asarray(_images(config.vq, config.pixels, self.params["vq"], tokens))
 
     def encode(self, images: np.ndarray) -> np.ndarray:
         """Code grids int32 [B, h, w] of pictures uint8 [B, H, W, 3].
@@ -177,8 +270,7 @@ class Pipeline:
                 "pixels_per_cell": self.config.vq.factor,
                 "parameters": count(self.params["vq"]),
             },
-            "styles": list(self.config.text.styles),
-            "default_style": self.config.text.default_style,
+            **self.config.text.describe(),
             "defaults": vars(self.config.defaults),
             "about": self.config.about,
         }
@@ -186,28 +278,36 @@ class Pipeline:
 
 def abstract_params(config: PipelineConfig) -> dict[str, Any]:
     """Shapes and float32 types of a family's parameters; computes nothing."""
-    key = jax.eval_shape(jax.random.key, 0)
-    decoders = {}
-    for size, c in config.decoders:
-        decoders[str(size)] = jax.eval_shape(
-            Transformer(c).init,
-            key,
-            jax.ShapeDtypeStruct((1, c.prefix_length, c.prefix_width), jnp.float32),
-            jax.ShapeDtypeStruct((1, c.cells), jnp.int32),
+    return {
+        "decoders": {str(size): abstract.transformer(c) for size, c in config.decoders},
+        "vq": abstract.vq(config.vq),
+        **config.text.parameters(config.decoders[0][1]),
+    }
+
+
+def _shortened(
+    config: TransformerConfig, params: Any, length: int
+) -> tuple[TransformerConfig, Any]:
+    """The model with a shorter prefix; raises ValueError if it cannot have it."""
+    if length == config.prefix_length:
+        return config, params
+    if config.positions != "learned" or length > config.prefix_length:
+        raise ValueError(
+            f"the condition has {length} vectors; the model takes "
+            f"{config.prefix_length}"
         )
-    side = config.vq.factor
-    picture = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
-    vq = jax.eval_shape(VQ(config.vq).init, key, picture)
-    width = config.decoders[0][1].prefix_width
-    vocabulary = config.text.tokenizer.get_vocab_size()
-    table = jax.ShapeDtypeStruct((vocabulary, width), jnp.float32)
-    return {"decoders": decoders, "vq": vq, "text": {"table": table}}
+    config = replace(config, prefix_length=length)
+    inner = dict(params["params"])
+    inner["position_embedding"] = inner["position_embedding"][: config.slots - 1]
+    return config, {"params": inner}
 
 
-@jax.jit(static_argnums=0)
-def _images(config: VQConfig, params: Any, tokens: jax.Array) -> jax.Array:
+@jax.jit(static_argnums=(0, 1))
+def _images(
+    config: VQConfig, pixels: Bytes, params: Any, tokens: jax.Array
+) -> jax.Array:
     images: Any = VQ(config).apply(params, tokens, method="decode")
-    return to_uint8(images)
+    return _TO_UINT8[pixels](images.astype(jnp.float32))
 
 
 @jax.jit(static_argnums=0)

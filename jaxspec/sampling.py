@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from numpy.typing import ArrayLike
 
 _SMALLEST = float(jnp.finfo(jnp.float32).tiny)
 _LARGEST = float(jnp.finfo(jnp.float32).max)
@@ -211,6 +213,18 @@ def image_key(
     return jax.random.fold_in(jax.random.fold_in(key, prompt_id), image)
 
 
+_image_keys = jax.jit(jax.vmap(image_key, in_axes=(None, 0, 0)))
+
+
+def image_keys(seed: int, prompt_ids: ArrayLike, numbers: ArrayLike) -> jax.Array:
+    """Keys [B] of images (see `image_key`)."""
+    return _image_keys(
+        np.uint32(seed),
+        np.asarray(prompt_ids, np.uint32),
+        np.asarray(numbers, np.uint32),
+    )
+
+
 def cell_keys(
     keys: jax.Array, cells: jax.Array, purpose: int = DRAW, attempt: int | jax.Array = 0
 ) -> jax.Array:
@@ -236,11 +250,15 @@ def uniform(keys: jax.Array) -> jax.Array:
     return jax.vmap(jax.vmap(jax.random.uniform))(keys)
 
 
-def draw(keys: jax.Array, log_p: jax.Array) -> jax.Array:
-    """One code int32 [B, T] from each log-distribution [B, T, V], by its own key."""
+def gumbel(keys: jax.Array, size: int) -> jax.Array:
+    """Gumbel noise float32 [B, T, size], for each key [B, T]."""
 
     def noise(key):
-        return jax.random.gumbel(key, log_p.shape[-1:], jnp.float32)
+        return jax.random.gumbel(key, (size,), jnp.float32)
 
-    gumbel = jax.vmap(jax.vmap(noise))(keys)
-    return likeliest(log_p + gumbel)
+    return jax.vmap(jax.vmap(noise))(keys)
+
+
+def draw(keys: jax.Array, log_p: jax.Array) -> jax.Array:
+    """One code int32 [B, T] from each log-distribution [B, T, V], by its own key."""
+    return likeliest(log_p + gumbel(keys, log_p.shape[-1]))

@@ -8,20 +8,28 @@ transformer reads the vectors itself.
 import re
 import unicodedata
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import Any, ClassVar
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from tokenizers import Tokenizer
 
+from jaxspec.models.transformer import TransformerConfig
+from jaxspec.reading import Asked, Reader, Shown, check_texts, ids_of
+
 
 @cache
-def _tokenizer(spec: str) -> Tokenizer:
+def tokenizer_of(spec: str) -> Tokenizer:
+    """The tokenizer that a `tokenizer.json` describes; read once."""
     return Tokenizer.from_str(spec)
 
 
 @dataclass(frozen=True)
-class PieceText:
+class PieceText(Reader):
     """Prompt reader of a family, static and hashable.
 
     Attributes:
@@ -31,6 +39,8 @@ class PieceText:
       default_style: the style of a prompt that names none.
     """
 
+    kind: ClassVar[str] = "pieces"
+
     spec: str
     slots: int
     styles: tuple[str, ...]
@@ -38,7 +48,7 @@ class PieceText:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        return _tokenizer(self.spec)
+        return tokenizer_of(self.spec)
 
     def canonical(self, prompt: str) -> tuple[str, str]:
         """Style and label of a prompt.
@@ -87,3 +97,22 @@ class PieceText:
             )
         ids = [self.tokenizer.token_to_id(style), *known[:room]]
         return np.array(ids + [0] * (self.slots - len(ids)), np.int32)
+
+    def wants(self) -> dict[str, Any]:
+        return {"prefix_length": self.slots}
+
+    def parameters(self, decoder: TransformerConfig) -> dict[str, Any]:
+        shape = (self.tokenizer.get_vocab_size(), decoder.prefix_width)
+        return {"text": {"table": jax.ShapeDtypeStruct(shape, jnp.float32)}}
+
+    def read(self, prompts: Sequence[Any]) -> Asked:
+        check_texts(prompts)
+        pieces = np.stack([self.pieces(prompt) for prompt in prompts])
+        return Asked(list(prompts), ids_of(pieces), {"pieces": pieces})
+
+    def show(self, params: dict[str, Any], asked: Asked, keys: jax.Array) -> Shown:
+        # On the host: another number of prompts compiles nothing.
+        return Shown(np.asarray(params["text"]["table"])[asked.values["pieces"]])
+
+    def describe(self) -> dict[str, Any]:
+        return {"styles": list(self.styles), "default_style": self.default_style}

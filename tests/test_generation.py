@@ -237,8 +237,8 @@ def test_parts_that_do_not_belong_together_are_refused():
     for wrong, said in [
         ((8, decoder), r"8 px has grid \(4, 4\)"),
         ((18, decoder), r"18 px has grid \(4, 4\)"),
-        ((16, replace(decoder, vocab_size=13)), "vocab_size 13; .* need 12"),
-        ((16, replace(decoder, prefix_length=5)), "prefix_length 5; .* need 4"),
+        ((16, replace(decoder, vocab_size=13)), "vocab_size 13, .* needs 12"),
+        ((16, replace(decoder, prefix_length=5)), "prefix_length 5, .* needs 4"),
     ]:
         with pytest.raises(ValueError, match=said):
             replace(config, decoders=(wrong,))

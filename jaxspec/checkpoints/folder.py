@@ -9,6 +9,7 @@ import dataclasses
 import json
 import os
 import shutil
+import types
 import typing
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -20,7 +21,6 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
-from tokenizers import Tokenizer
 
 from jaxspec.checkpoints.trees import flatten
 from jaxspec.checkpoints.writer import (
@@ -28,15 +28,19 @@ from jaxspec.checkpoints.writer import (
     ORBAX,
     check_format,
     new_folder,
+    write_json,
     write_orbax,
 )
 from jaxspec.models.transformer import TransformerConfig
 from jaxspec.models.vq import VQConfig
 from jaxspec.pipeline import Defaults, Pipeline, PipelineConfig, abstract_params
-from jaxspec.text import PieceText
+from jaxspec.reading.llamagen import CaptionReader, ClassReader
+from jaxspec.reading.tar import TarReader
+from jaxspec.text import PieceText, tokenizer_of
 
 FAMILIES = Path(__file__).parent.parent / "families"
 TOKENIZER = "tokenizer.json"
+READERS = {x.kind: x for x in (PieceText, ClassReader, CaptionReader, TarReader)}
 
 
 def families() -> list[str]:
@@ -63,6 +67,9 @@ def from_dict(kind: Any, values: dict[str, Any]) -> Any:
         )
 
     def parsed(hint, value):
+        options = [x for x in typing.get_args(hint) if x is not type(None)]
+        if isinstance(hint, types.UnionType) and len(options) == 1:  # X | None
+            (hint,) = options
         if dataclasses.is_dataclass(hint) and isinstance(value, dict):
             return from_dict(hint, value)
         return tuple(value) if typing.get_origin(hint) is tuple else value
@@ -70,28 +77,44 @@ def from_dict(kind: Any, values: dict[str, Any]) -> Any:
     return kind(**{k: parsed(hints[k], v) for k, v in values.items()})
 
 
-def _config_to_json(config: PipelineConfig) -> dict[str, Any]:
+def config_to_json(config: PipelineConfig) -> dict[str, Any]:
+    """A family's configuration as `config.json` holds it."""
     out = dataclasses.asdict(config)
     out["decoders"] = {str(size): dataclasses.asdict(c) for size, c in config.decoders}
-    del out["text"]["spec"]  # its own file
-    return out
+    text = {"kind": config.text.kind, **out["text"]}
+    if text.get("spec") is not None:
+        text["spec"] = TOKENIZER  # its own file
+    return {**out, "text": text}
 
 
-def _config_from_json(values: dict[str, Any], tokenizer: str) -> PipelineConfig:
+def _config_from_json(values: dict[str, Any], folder: Path) -> PipelineConfig:
     decoders = tuple(
         (int(size), from_dict(TransformerConfig, c))
         for size, c in sorted(values["decoders"].items(), key=lambda kv: int(kv[0]))
     )
+    text = dict(values["text"])
+    if "kind" not in text:  # from before there were several
+        text |= {"kind": PieceText.kind, "spec": TOKENIZER}
+    reader = READERS[text.pop("kind")]
+    if text.get("spec") is not None:
+        text["spec"] = _read_tokenizer(folder / TOKENIZER)
     return from_dict(
         PipelineConfig,
         {
             **values,
             "decoders": decoders,
             "vq": from_dict(VQConfig, values["vq"]),
-            "text": from_dict(PieceText, {**values["text"], "spec": tokenizer}),
+            "text": from_dict(reader, text),
             "defaults": from_dict(Defaults, values["defaults"]),
         },
     )
+
+
+def _read_tokenizer(path: Path) -> str:
+    with _one_line(path):
+        spec = path.read_text(encoding="utf8")
+        tokenizer_of(spec)
+        return spec
 
 
 def save(
@@ -133,9 +156,7 @@ def _finite(weights: Any) -> Any:
 
 
 def _write(config: PipelineConfig, weights: Any, folder: Path, format: str) -> None:
-    text = json.dumps(_config_to_json(config), indent=1)
-    (folder / CONFIG).write_text(text + "\n", encoding="utf8")
-    (folder / TOKENIZER).write_text(config.text.spec, encoding="utf8")
+    write_config(config, folder)
     if format == "safetensors":
         for name, part in to_files(flatten(weights)).items():
             save_file({k: np.asarray(x) for k, x in part.items()}, folder / name)
@@ -143,6 +164,14 @@ def _write(config: PipelineConfig, weights: Any, folder: Path, format: str) -> N
             shutil.copymode(folder / CONFIG, folder / name)
     else:
         write_orbax(folder, weights)
+
+
+def write_config(config: PipelineConfig, folder: Path) -> None:
+    """Writes `config.json` of a family, and the `tokenizer.json` of its reader."""
+    write_json(folder / CONFIG, config_to_json(config))
+    spec = getattr(config.text, "spec", None)
+    if spec is not None:
+        (folder / TOKENIZER).write_text(spec, encoding="utf8")
 
 
 def to_files(flat: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -251,12 +280,14 @@ def load(name_or_folder: str | os.PathLike = "emoji", *, dtype=jnp.float32) -> P
       ValueError: the folder is damaged or does not hold what its configuration says.
     """
     folder = _find(name_or_folder)
-    with _one_line(folder / TOKENIZER):
-        tokenizer = (folder / TOKENIZER).read_text(encoding="utf8")
-        Tokenizer.from_str(tokenizer)
     with _one_line(folder / CONFIG):
         values = json.loads((folder / CONFIG).read_text(encoding="utf8"))
-        config = _config_from_json(values, tokenizer)
+        if "part" in values:
+            raise ValueError(
+                "it is one model, which `jaxspec.checkpoints.load_model` opens; "
+                "`jaxspec convert tar` or `llamagen` puts models together"
+            )
+        config = _config_from_json(values, folder)
         abstract = abstract_params(config)
     flat = read_weights(folder, flatten(abstract), dtype)
     leaves = [flat[k] for k in flatten(abstract)]

@@ -1,10 +1,6 @@
 """Key tables of the published checkpoints, one a family."""
 
 from collections.abc import Iterator
-from functools import partial
-
-import jax
-import jax.numpy as jnp
 
 from jaxspec.checkpoints.convert import (
     CONV,
@@ -15,11 +11,9 @@ from jaxspec.checkpoints.convert import (
     Layout,
     Table,
 )
-from jaxspec.models.qwen2 import Qwen2, Qwen2Config
-from jaxspec.models.t5 import T5Config, T5Encoder
-from jaxspec.models.ta_tok import TaTok, TaTokConfig
-from jaxspec.models.transformer import Transformer, TransformerConfig
-from jaxspec.models.vq import VQ, VQConfig
+from jaxspec.models import abstract
+from jaxspec.models.ta_tok import TaTokConfig
+from jaxspec.models.vq import VQConfig
 
 # What LlamaGen's and Tar's transformers have in common.
 TRUNK = (
@@ -101,30 +95,18 @@ def llamagen_vq_entries(config: VQConfig) -> Iterator[Entry]:
         yield from _block(f"decoder/up_{i}/", up, {"conv": ".upsample.conv"})
 
 
-def _init_transformer(config: TransformerConfig):
-    # Any method will do: `setup` makes all parameters.
-    init = partial(Transformer(config).init, method="logits")
-    states = jax.ShapeDtypeStruct((1, config.width), jnp.float32)
-    return jax.eval_shape(init, jax.random.key(0), states)
-
-
-def _init_vq(config: VQConfig):
-    image = jax.ShapeDtypeStruct((1, config.factor, config.factor, 3), jnp.float32)
-    return jax.eval_shape(VQ(config).init, jax.random.key(0), image)
-
-
 LLAMAGEN = Table(
     entries=lambda config: TRUNK + LLAMAGEN_PREFIX,
-    init=_init_transformer,
+    init=abstract.transformer,
     not_weights=frozenset({"freqs_cis"}),  # the rotary table, which we compute
 )
 ARDTOK = Table(
     entries=lambda config: TRUNK + ARDTOK_PREFIX,
-    init=_init_transformer,
+    init=abstract.transformer,
 )
 LLAMAGEN_VQ = Table(
     entries=llamagen_vq_entries,
-    init=_init_vq,
+    init=abstract.vq,
     not_weights=frozenset({"quantize.codebook_used"}),  # a usage counter of training
 )
 
@@ -159,15 +141,9 @@ QWEN2_ENTRIES = (
 )
 
 
-def _init_qwen2(config: Qwen2Config):
-    init = partial(Qwen2(config).init, method="logits")
-    states = jax.ShapeDtypeStruct((1, config.width), jnp.float32)
-    return jax.eval_shape(init, jax.random.key(0), states)
-
-
 QWEN2 = Table(
     entries=lambda config: QWEN2_ENTRIES,
-    init=_init_qwen2,
+    init=abstract.qwen2,
     # Rotary tables of old files, which we compute.
     not_weights=frozenset(
         {"model.rotary_emb.inv_freq", "model.layers.*.self_attn.rotary_emb.inv_freq"}
@@ -211,15 +187,9 @@ T5_ENTRIES = (
 )
 
 
-def _init_t5(config: T5Config):
-    tokens = jax.ShapeDtypeStruct((1, 2), jnp.int32)
-    seen = jax.ShapeDtypeStruct((1, 2), jnp.bool_)
-    return jax.eval_shape(T5Encoder(config).init, jax.random.key(0), tokens, seen)
-
-
 T5 = Table(
     entries=lambda config: T5_ENTRIES,
-    init=_init_t5,
+    init=abstract.t5,
     unused=lambda config: ("decoder.*", "lm_head.weight"),
     tied=lambda config: {"encoder.embed_tokens.weight": "shared.weight"},
 )
@@ -281,15 +251,9 @@ def ta_tok_entries(config: TaTokConfig) -> Iterator[Entry]:
     yield from _dense("code_proj", "bottleneck.regularizer.embedding_proj")
 
 
-def _init_ta_tok(config: TaTokConfig):
-    side = config.image
-    image = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
-    return jax.eval_shape(TaTok(config).init, jax.random.key(0), image)
-
-
 TA_TOK = Table(
     entries=ta_tok_entries,
-    init=_init_ta_tok,
+    init=abstract.ta_tok,
     # The encoder ends before its last layer, and neither tower is pooled.
     unused=lambda config: (
         f"encoder.encoder.layers.{config.encoder.depth}.*",

@@ -1,0 +1,49 @@
+"""Parameters of models as shapes and types (float32); nothing is computed."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.models.qwen2 import Qwen2, Qwen2Config
+from jaxspec.models.t5 import T5Config, T5Encoder
+from jaxspec.models.ta_tok import TaTok, TaTokConfig
+from jaxspec.models.transformer import Transformer, TransformerConfig
+from jaxspec.models.vq import VQ, VQConfig
+
+
+def _init(init, *shapes) -> Any:
+    return jax.eval_shape(init, jax.eval_shape(jax.random.key, 0), *shapes)
+
+
+def transformer(config: TransformerConfig) -> Any:
+    """Of `Transformer`."""
+    # Any method will do: `setup` makes all parameters.
+    init = partial(Transformer(config).init, method="logits")
+    return _init(init, jax.ShapeDtypeStruct((1, config.width), jnp.float32))
+
+
+def vq(config: VQConfig) -> Any:
+    """Of `VQ`."""
+    shape = (1, config.factor, config.factor, 3)
+    return _init(VQ(config).init, jax.ShapeDtypeStruct(shape, jnp.float32))
+
+
+def qwen2(config: Qwen2Config) -> Any:
+    """Of `Qwen2`."""
+    init = partial(Qwen2(config).init, method="logits")
+    return _init(init, jax.ShapeDtypeStruct((1, config.width), jnp.float32))
+
+
+def t5(config: T5Config) -> Any:
+    """Of `T5Encoder`."""
+    tokens = jax.ShapeDtypeStruct((1, 2), jnp.int32)
+    seen = jax.ShapeDtypeStruct((1, 2), jnp.bool_)
+    return _init(T5Encoder(config).init, tokens, seen)
+
+
+def ta_tok(config: TaTokConfig) -> Any:
+    """Of `TaTok`."""
+    shape = (1, config.image, config.image, 3)
+    return _init(TaTok(config).init, jax.ShapeDtypeStruct(shape, jnp.float32))
