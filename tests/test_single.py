@@ -3,6 +3,10 @@
 import errno
 import hashlib
 import json
+import re
+import signal
+import subprocess
+import sys
 from collections import namedtuple
 from pathlib import Path
 
@@ -13,6 +17,7 @@ import pytest
 
 import jaxspec
 from jaxspec.checkpoints import convert_model, inspect_checkpoint, load_model
+from jaxspec.checkpoints import single as single_module
 from jaxspec.checkpoints import writer as writer_module
 from tests.converting import (
     DECODER,
@@ -22,6 +27,7 @@ from tests.converting import (
     left_behind,
     run,
     save,
+    save_sharded,
     source,
     weights,
 )
@@ -137,6 +143,80 @@ def test_what_was_converted_is_not_converted_again(tmp_path):
     assert left_behind(tmp_path) == ["out", "x.safetensors"]
 
 
+# Damaged files, through the command line.
+
+TAR = "tar_ardtok_tiny"
+
+
+def damaged(kind: str, folder: Path) -> tuple[Path, list[str], str]:
+    """What to convert, with which options, and what the error says."""
+    tensors, path = weights(TAR), folder / "model.safetensors"
+
+    def of_tar(message: str, *options: str, **changed):
+        return source(folder, TAR, **changed), list(options), message
+
+    if kind == "head removed":
+        return of_tar(r"missing output\.weight \[96, 64\]", **{"output.weight": None})
+    if kind == "layer missing":
+        gone = {k: None for k in tensors if k.startswith("layers.1.")}
+        return of_tar(r"missing layers\.1\.attention\.wqkv", **gone)
+    if kind == "layer too many":
+        more = {k.replace("s.2.", "s.3."): x for k, x in tensors.items() if "s.2." in k}
+        return of_tar(r"unexpected layers\.3\.attention\.wqkv", **more)
+    if kind == "wrong grid":
+        return of_tar(r"8x8 \(128 px\) by size, 4x4", "--size", "128")
+    if kind == "positions of another grid":
+        table = np.zeros((1, 9 + 25 - 1, 64), np.float32)
+        return of_tar(r"5x5 \(80 px\) by its position table", abs_pe=table)
+    if kind == "not a number":
+        bad = {"norm.weight": np.full(64, np.nan, np.float32)}
+        return of_tar("decoders/64/params/norm is not finite", **bad)
+    if kind == "half a prefix":
+        half = {f"module.{k}": x for k, x in list(tensors.items())[:5]}
+        return of_tar(r"unexpected module\.", **half)
+    if kind == "shard missing":
+        index = save_sharded(folder, tensors)
+        (folder / "model-00002-of-00002.safetensors").unlink()
+        return index, [], r"missing: \['model-00002-of-00002"
+    if kind == "truncated":
+        of_tar("")
+        path.write_bytes(path.read_bytes()[:-100])
+        return path, [], "model.safetensors.*not fully covered"
+    if kind == "empty folder":
+        folder.mkdir()
+        return folder, [], "holds no weights"
+    if kind == "no arguments":
+        of_tar("")
+        return path, [], "no arguments beside the weights"
+    return of_tar("dtype must be one of", "--dtype", "int8")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["head removed", "layer missing", "layer too many", "wrong grid",
+     "positions of another grid", "not a number", "half a prefix", "shard missing",
+     "truncated", "empty folder", "no arguments", "no float type"],
+)  # fmt: skip
+def test_damaged_files_leave_an_error_and_nothing_else(tmp_path, kind):
+    path, options, message = damaged(kind, tmp_path / "source")
+    result = run("convert", "model", path, "--out", tmp_path / "out", *options)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert re.search(message, result.stderr), result.stderr
+    assert left_behind(tmp_path) == ["source"]
+
+
+@pytest.mark.parametrize("prefix", ["module._orig_mod.", "_orig_mod.module.module."])
+def test_nested_prefixes_are_taken_off(tmp_path, prefix):
+    nested = {prefix + k: x for k, x in weights("llamagen_c2i_tiny").items()}
+    path = save(tmp_path / "x.safetensors", nested)
+    provenance = convert_model(path, tmp_path / "out", **DECODER)
+    want = published("llamagen_c2i_tiny").params
+    assert_same_bits(flat(load_model(tmp_path / "out")[1]), flat(want))
+    (part,) = provenance["parts"].values()
+    assert "".join(part["containers"]) == prefix
+
+
 # Pairings.
 
 
@@ -241,6 +321,30 @@ def test_a_target_that_cannot_be_written(model, tmp_path, monkeypatch):
         convert_model(model, tmp_path / "out", **DECODER)
 
 
+KILLED = """
+import os, signal, sys
+from jaxspec.checkpoints import convert_model
+
+def progress(done, total):
+    if done > 0.7 * total:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+convert_model(*sys.argv[1:], size=64, heads=4, progress=progress)
+"""
+
+
+def test_a_killed_run_leaves_nothing_under_the_name(model, tmp_path):
+    out = tmp_path / "out"
+    killed = subprocess.run([sys.executable, "-c", KILLED, model, out])
+    assert killed.returncode == -signal.SIGKILL
+    partial, name = left_behind(tmp_path)
+    assert name == model.name and partial.startswith(".out.")
+    convert_model(model, out, **DECODER)
+    assert left_behind(tmp_path) == ["out", model.name]
+    want = published("llamagen_c2i_tiny").params
+    assert_same_bits(flat(load_model(out)[1]), flat(want))
+
+
 def test_what_a_killed_run_left_is_removed_and_a_live_one_is_not(model, tmp_path):
     dead, other = f".out.{'0' * 32}.partial", f".out.er.{'0' * 32}.partial"
     for name in (dead, dead.replace("0", "1"), other):
@@ -251,6 +355,46 @@ def test_what_a_killed_run_left_is_removed_and_a_live_one_is_not(model, tmp_path
         with pytest.raises(ValueError, match="is being written by another run"):
             convert_model(model, tmp_path / "out", **DECODER)
     assert left_behind(tmp_path) == sorted(["out", other, model.name])
+
+
+# The other format.
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+@pytest.mark.parametrize("name", [TAR, "t5_tiny"])
+def test_both_formats_hold_the_same_bits(tmp_path, name, dtype):
+    path, found = source(tmp_path / "source", name), {}
+    for format in writer_module.FORMATS:
+        convert_model(path, tmp_path / format, dtype=dtype, format=format)
+        found[format] = load_model(tmp_path / format)
+    assert found["orbax"][0] == found["safetensors"][0] == published(name).config
+    assert_same_bits(flat(found["orbax"][1]), flat(found["safetensors"][1]))
+    names = ["config.json", "orbax", "provenance.json"]
+    assert left_behind(tmp_path / "orbax") == names
+
+
+def test_both_formats_load_strictly(model, tmp_path):
+    for format in writer_module.FORMATS:
+        out = tmp_path / format
+        convert_model(model, out, format=format, **DECODER)
+        values = json.loads((out / "config.json").read_text())
+        values["config"]["depth"] = 4
+        (out / "config.json").write_text(json.dumps(values))
+        with pytest.raises(ValueError, match=r"not fit config.json.*not \[4, 64\]"):
+            load_model(out)
+    with pytest.raises(ValueError, match="format must be safetensors or orbax, not"):
+        convert_model(model, tmp_path / "out", format="npz", **DECODER)
+
+
+def test_an_orbax_write_that_fails_leaves_nothing(model, tmp_path, monkeypatch):
+    def fail(folder, weights):
+        assert left_behind(folder) == ["config.json", "decoders-64.safetensors"]
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(single_module, "write_orbax", fail)
+    with pytest.raises(OSError, match="Input/output"):
+        convert_model(model, tmp_path / "out", format="orbax", **DECODER)
+    assert left_behind(tmp_path) == [model.name]
 
 
 # The command line.

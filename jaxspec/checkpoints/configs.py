@@ -102,6 +102,11 @@ def ardtok_config(
       ValueError: the model is of a kind that no published file has, or `args` lacks a
         size.
     """
+    if not args:
+        raise ValueError(
+            "no arguments beside the weights, and they tell its sizes: a folder may "
+            "have them as config.json"
+        )
     kind = args.get("model_type", "class_cond")
     if kind != "clip_cond":
         raise ValueError(f"model_type must be 'clip_cond', not {kind!r}")
