@@ -1,4 +1,4 @@
-"""Real PyTorch files: none runs code, and all convert as their state dicts do."""
+"""Real PyTorch files: none runs code, and all convert to what computes the same."""
 
 import argparse
 import json
@@ -14,17 +14,12 @@ import torch
 
 from jaxspec.checkpoints import convert_model, inspect_checkpoint, load_model, read
 from jaxspec.checkpoints.readers import FileTensor
-from tests.fixtures import synthetic
-from tests.parity import FOLDER, published
-
-
-def manifest(name: str) -> dict:
-    return synthetic.load_manifest(FOLDER / "manifests" / f"{name}.json")
+from tests.converting import manifest, reference, run, told, weights
+from tests.parity import published
 
 
 def state_dict(name: str, dtype=torch.float32) -> dict[str, torch.Tensor]:
-    arrays = synthetic.state_dict(manifest(name))
-    return {k: torch.from_numpy(x).to(dtype) for k, x in arrays.items()}
+    return {k: torch.from_numpy(x).to(dtype) for k, x in weights(name).items()}
 
 
 def save(path, content, **how):
@@ -199,11 +194,17 @@ def assert_same_bits(got, want):
 
 @pytest.mark.parametrize("name", CONTAINERS)
 def test_files_convert_as_their_state_dicts_do(tmp_path, name):
-    path = rebuild(tmp_path / "source", name)
-    provenance = convert_model(path, tmp_path / "out", **CONTAINERS[name][2])
-    config, params = load_model(tmp_path / "out")
+    """All by the command line: from the file to what the published code computed."""
+    path, out = rebuild(tmp_path / "source", name), tmp_path / "out"
+    converted = run("convert", "model", path, "--out", out, *told(CONTAINERS[name][2]))
+    assert converted.exit_code == 0, converted.output
+    config, params = load_model(out)
     assert config == published(name).config
     assert_same_bits(params, published(name).params)
+    np.savez(tmp_path / "reference.npz", **reference(name))
+    proof = run("parity", out, "--reference", tmp_path / "reference.npz")
+    assert proof.exit_code == 0 and "ok" in proof.output, proof.output
+    provenance = json.loads((out / "provenance.json").read_text())
     (part,) = provenance["parts"].values()
     wrapped = {"tar": ["model", "sd"], "bare": [], "folder": []}
     container = CONTAINERS[name][1]
