@@ -15,6 +15,7 @@ from jaxspec.decoding import Target, method_class
 from jaxspec.methods import (
     AR,
     GSD,
+    PJD,
     SCD,
     SJD,
     Addition,
@@ -23,6 +24,7 @@ from jaxspec.methods import (
     ZipAR,
     speculative,
 )
+from jaxspec.methods.upsampled import Upsampled
 from jaxspec.sampling import Sampling, draw, keep_top_k
 from jaxspec.testing import (
     divergence,
@@ -31,6 +33,7 @@ from jaxspec.testing import (
     keys_of,
     toy_target,
 )
+from jaxspec.upsampling import Nearest
 from tests import toy
 
 ROW, COLUMN, BLOCK = (1, 6), (6, 1), (2, 3)
@@ -51,6 +54,11 @@ def drafter(grid, codes=3, batch=1, **sampling):
     return toy_target(grid, codes, batch, seed=1, width=8, depth=1, **sampling)
 
 
+def small(grid):
+    """Drafts of another grid."""
+    return Upsampled(drafter(grid), Nearest(), AR())
+
+
 EXACT = [
     (AR(), ROW, {}),
     (AR(), BLOCK, TOP_K),
@@ -62,6 +70,9 @@ EXACT = [
     (SCD(window=3), BLOCK, TOP_P),
     (SCD(window=3, coupling="gumbel", initial="sample-left"), COLUMN, TOP_K),
     (SCD(window=4, coupling="gumbel", initial="repeat-above"), BLOCK, {}),
+    (SJD(window=4, initial="upsampled", upsampled=small((1, 3))), BLOCK, TOP_P),
+    (SCD(window=7, initial="upsampled", upsampled=small((2, 1))), BLOCK, {}),
+    (PJD(3, 3, "maximal", "upsampled", upsampled=small((1, 1))), BLOCK, TOP_K),
     (ZipAR(window=3), BLOCK, {}),  # a whole row
     (Speculative(drafter(BLOCK), length=2), BLOCK, {}),
     (Speculative(drafter(ROW, top_p=0.7), length=8), ROW, TOP_K),

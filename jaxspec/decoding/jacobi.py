@@ -33,7 +33,7 @@ from jaxspec.sampling import (
 
 Refresh = Literal["independent", "maximal", "gumbel"]
 Initial = Literal[
-    "random", "repeat-left", "repeat-above", "sample-left", "sample-above"
+    "random", "repeat-left", "repeat-above", "sample-left", "sample-above", "upsampled"
 ]
 INITIALS = get_args(Initial)
 
@@ -51,6 +51,8 @@ class JacobiState:
       log_q: float32 [B, D, V], what each was drawn from; one-hot if it was chosen.
       above: float32 [B, W, V], the newest distribution seen in each column, where new
         drafts are drawn from those above them; else empty.
+      upsampled: int32 [B, N], first drafts of all cells, where they were chosen before;
+        else empty.
       decoded: the result so far.
     """
 
@@ -60,6 +62,7 @@ class JacobiState:
     drafts: jax.Array
     log_q: jax.Array
     above: jax.Array
+    upsampled: jax.Array
     decoded: Decoded
 
 
@@ -90,7 +93,12 @@ def one_hot(tokens: jax.Array, size: int) -> jax.Array:
 
 
 def start(
-    target: Target, keys: jax.Array, *, window: int, initial: Initial
+    target: Target,
+    keys: jax.Array,
+    *,
+    window: int,
+    initial: Initial,
+    upsampled: jax.Array | None = None,
 ) -> JacobiState:
     """Prefills the target, draws cell 0, and makes the first drafts.
 
@@ -99,6 +107,7 @@ def start(
       keys: [B] image keys.
       window: inputs of a pass: the newest final token and `window - 1` drafts.
       initial: how a cell that enters the window gets its draft.
+      upsampled: int32 [B, H, W], that draft, if `initial` is "upsampled".
     """
     token, log_p, cache, decoded = draw_first(target, keys)
     b, (_, w) = target.batch, target.grid
@@ -110,6 +119,7 @@ def start(
         drafts=none,
         log_q=jnp.zeros((*none.shape, log_p.shape[-1]), log_p.dtype),
         above=jnp.repeat(log_p, w if initial == "sample-above" else 0, axis=1),
+        upsampled=none[:, :0] if upsampled is None else upsampled.reshape(b, -1),
         decoded=decoded,
     )
     return first_drafts(state, log_p, token, initial)
@@ -375,6 +385,9 @@ def _enter(
     elif initial == "repeat-above":
         up = jnp.clip(_cells(state) - w, 0, h * w - 1)
         new = jnp.take_along_axis(state.decoded.tokens.reshape(-1, h * w), up, axis=1)
+    elif initial == "upsampled":
+        cells = jnp.minimum(_cells(state), h * w - 1)
+        new = jnp.take_along_axis(state.upsampled, cells, axis=1)
     elif initial == "random":
         keys = cell_keys(state.keys, _cells(state), INITIAL)
         new = jax.vmap(jax.vmap(lambda k: jax.random.randint(k, (), 0, v)))(keys)

@@ -30,7 +30,13 @@ from jaxspec.decoding.wavefront import stand_in
 
 
 def start(
-    target: Target, keys: jax.Array, *, window: int, rows: int, initial: Initial
+    target: Target,
+    keys: jax.Array,
+    *,
+    window: int,
+    rows: int,
+    initial: Initial,
+    upsampled: jax.Array | None = None,
 ) -> JacobiState:
     """Prefills the target, draws cell 0, and makes the first drafts.
 
@@ -41,8 +47,11 @@ def start(
       rows: most rows in a pass, S.
       initial: how a cell that enters a window gets its draft; not "sample-left", since
         a row that waits has no distribution at its left.
+      upsampled: as for `jacobi.start`.
     """
-    state = jacobi.start(target, keys, window=window, initial=initial)
+    state = jacobi.start(
+        target, keys, window=window, initial=initial, upsampled=upsampled
+    )
     first = jnp.arange(rows) * target.grid[1]
     done = jnp.broadcast_to(first.at[0].set(1), (target.batch, rows))
     newest = state.decoded.tokens[:, 0, :1]

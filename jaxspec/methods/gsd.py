@@ -20,7 +20,7 @@ class GSD(Jacobi):
     accepts less than SJD does where groups are a partition (theorem 1).
 
     Attributes:
-      window, initial: as for `SJD`.
+      window, initial, upsampled: as for `SJD`.
       below, above: codes on either side of the draft, in the ranking, that the group
         spans.
       max_difference: of probability, between a member and the draft.
@@ -77,7 +77,7 @@ class Amplify(Jacobi):
     Guarantee: biased.
 
     Attributes:
-      window, initial: as for `SJD`.
+      window, initial, upsampled: as for `SJD`.
       k: what the chance of keeping a draft is multiplied by.
     """
 
@@ -100,7 +100,7 @@ class Addition(Jacobi):
     Guarantee: biased.
 
     Attributes:
-      window, initial: as for `SJD`.
+      window, initial, upsampled: as for `SJD`.
       c: what is added to the chance of keeping a draft.
     """
 

@@ -14,7 +14,6 @@ from jaxspec.decoding import (
     Method,
     Target,
     blocks,
-    bound,
     decode,
     jacobi,
     method_class,
@@ -24,9 +23,16 @@ from jaxspec.decoding.blocks import Block, First
 from jaxspec.decoding.first import draw_first
 from jaxspec.decoding.islands import Clip, Expand, expand, label
 from jaxspec.decoding.wavefront import WavefrontState
+from jaxspec.methods.upsampled import (
+    bound_drafter,
+    bound_upsampler,
+    check_drafter,
+    draft_keys,
+    with_draft,
+)
 from jaxspec.methods.zipar import ZipAR
 from jaxspec.neighbours import nearest_codes, neighbour_table
-from jaxspec.sampling import ACCEPT, DRAFT, Sampling, cell_keys, uniform
+from jaxspec.sampling import ACCEPT, Sampling, cell_keys, uniform
 from jaxspec.upsampling import Pixels, Upsampler, resized
 
 if TYPE_CHECKING:
@@ -95,6 +101,8 @@ class MuLo:
       rule: "pooled", or a rule of `jaxspec.acceptance` in its place. It is told that
         the draft was chosen, so that `Ratio()` is the target's probability of it, and
         `Grouped(...)` that of GSD's group.
+      relative: the threshold is a share of the highest probability that the target
+        gives any code there: strict where it is sure, lenient where it is not.
       test: a draft is kept if its mass reaches the threshold, as in the paper, or by
         chance, with the mass as probability.
       radius: rows and columns around a reject that are rejected with it.
@@ -131,6 +139,7 @@ class MuLo:
     threshold: float = field(default=0.05, metadata={"arrays": True})
     neighbours: int = 16
     rule: Literal["pooled"] | Rule = "pooled"
+    relative: bool = False
     test: Test = "threshold"
     radius: int = 3
     expand: Expand = "square"
@@ -188,13 +197,11 @@ class MuLo:
 
         The drafter has the same conditions and settings as the target of `size`.
         """
-        draft, draft_method, table = self.draft, self.draft_method, self.table
-        if not isinstance(draft, Target):
-            low = _draft_size(pipeline, draft, size)
-            draft = pipeline.target(condition, sampling, low)
-            draft_method = bound(draft_method, pipeline, condition, sampling, low)
-        scalers: list[Any] = [self.upsampler, self.downsampler]
-        up, down = (x.bind(pipeline) if hasattr(x, "bind") else x for x in scalers)
+        draft, draft_method = bound_drafter(
+            self.draft, self.draft_method, pipeline, condition, sampling, size
+        )
+        table, scalers = self.table, (self.upsampler, self.downsampler)
+        up, down = (bound_upsampler(x, pipeline) for x in scalers)
         if self._pools and table is None and draft.codes is not None:
             table = neighbour_table(draft.codes, self.neighbours)
         return replace(
@@ -219,7 +226,7 @@ class MuLo:
           ValueError: drafter, upsampler or table do not fit the target, or rows are
             drafted by a method that cannot.
         """
-        draft, b = self._drafter(target), target.batch
+        draft, b = check_drafter(target, self.draft), target.batch
         token, log_p, cache, decoded = draw_first(target, keys)
         none = jnp.zeros((b, *target.grid), bool)
         state = MuLoState(
@@ -284,7 +291,7 @@ class MuLo:
         first: First | None = None,
     ) -> MuLoState:
         """Drafts the next rows of some images [B], and verifies them."""
-        draft, drafter = self._drafter(target), state.drafter
+        draft, drafter = check_drafter(target, self.draft), state.drafter
         assert drafter is not None
         row, done = jnp.arange(draft.grid[0])[None], state.done[:, None]
         new = (row >= done) & (row < done + self._rows(draft.grid[0]))
@@ -302,7 +309,7 @@ class MuLo:
         self, target: Target, state: MuLoState, images: jax.Array
     ) -> MuLoState:
         """What became of the drafter's rows, made small and fed in their place."""
-        draft, drafter = self._drafter(target), state.drafter
+        draft, drafter = check_drafter(target, self.draft), state.drafter
         assert drafter is not None
         (h, w), b = draft.grid, draft.batch
         known = state.done * (target.grid[0] // h)
@@ -386,26 +393,11 @@ class MuLo:
             mass = jnp.sum(jnp.exp(at(log_p, table[drafts])), axis=-1)
         else:
             mass = jnp.exp(at(log_p, drafts))
+        if self.relative:
+            mass /= jnp.exp(jnp.max(log_p, axis=-1))
         if self.test == "threshold":
             return is_code & (mass >= self.threshold)
         return is_code & (uniform(cell_keys(keys, cells, ACCEPT)) < mass)
-
-    def _drafter(self, target: Target) -> Target:
-        """The drafter, if it fits the target."""
-        draft: Any = self.draft
-        if draft is None or isinstance(draft, int):
-            raise ValueError(
-                "draft must be a Target, with its condition; a size, or none, is for "
-                "jaxspec.generate"
-            )
-        target.check_draft(draft)
-        (h, w), (low_h, low_w) = target.grid, draft.grid
-        if h % low_h or w % low_w:
-            raise ValueError(
-                f"the drafter's grid must divide the target's, {h} x {w}, and is "
-                f"{low_h} x {low_w}"
-            )
-        return draft
 
     def _pool(self, target: Target) -> jax.Array | None:
         """The codes [V, neighbours] that are pooled; None if each stands alone."""
@@ -433,21 +425,9 @@ class MuLo:
         return min(self.frontier or 2 * rows, grid[0] * grid[1])
 
 
-def draft_keys(keys: jax.Array) -> jax.Array:
-    """The drafter's image keys [B]: its draws do not depend on the target's."""
-    return cell_keys(keys, jnp.zeros((len(keys), 1), jnp.int32), DRAFT)[:, 0]
-
-
 def _drafted(state: MuLoState, low: Decoded) -> MuLoState:
     """With what the drafter drew so far, and its counts."""
-    decoded = state.wave.decoded
-    bad = (low.bad_pass >= 0) & (decoded.bad_pass < 0)
-    decoded = replace(
-        decoded,
-        draft_passes=low.target_passes + low.draft_passes,
-        prefill_passes=1 + low.prefill_passes,
-        bad_pass=jnp.where(bad, decoded.target_passes, decoded.bad_pass),
-    )
+    decoded = with_draft(state.wave.decoded, low)
     return replace(state, wave=replace(state.wave, decoded=decoded), low=low.tokens)
 
 
@@ -457,25 +437,4 @@ def _last_repeated(tokens: jax.Array, rows: jax.Array) -> jax.Array:
     return jnp.take_along_axis(tokens, row[..., None], axis=1)
 
 
-def _draft_size(pipeline: "Pipeline", draft: int | None, size: int) -> int:
-    """The drafter's size in pixels, by default the next smaller one.
-
-    Raises:
-      ValueError: it is not trained, or does not divide `size`.
-    """
-    config = pipeline.config
-    if draft is None:
-        smaller = [s for s in config.sizes if s < size and size % s == 0]
-        if not smaller:
-            raise ValueError(
-                f"{config.name} has no model to draft for {size} px: no smaller size "
-                "divides it"
-            )
-        return max(smaller)
-    draft = config.check_size(draft)
-    if size % draft:
-        raise ValueError(f"a draft of {draft} px cannot be enlarged to {size} px")
-    return draft
-
-
-__all__ = ["MuLo", "MuLoState", "draft_keys"]
+__all__ = ["MuLo", "MuLoState"]

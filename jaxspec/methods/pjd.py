@@ -39,7 +39,7 @@ class PJD(Jacobi):
         "maximal" or "gumbel" as in SCD.
       initial: how a cell that enters a window gets its draft, as for `SJD`; not
         "sample-left", since rows that wait have no distribution at their left.
-      rule: as for `SJD`.
+      upsampled, rule: as for `SJD`.
       rows: most rows in a pass; those over wait. By default ceil(W / context), which
         is as many as are open where rows keep their distance.
     """
@@ -71,7 +71,9 @@ class PJD(Jacobi):
                 "at its left; take sample-above"
             )
 
-    def start(self, target: Target, keys: jax.Array) -> jacobi.JacobiState:
+    def begin(
+        self, target: Target, keys: jax.Array, upsampled: jax.Array | None
+    ) -> jacobi.JacobiState:
         h, w = target.grid
         most = -(-w // self.context) if self.rows is None else self.rows
         if self.context >= w:
@@ -82,6 +84,7 @@ class PJD(Jacobi):
             window=min(self.window, w),
             rows=min(h, most),
             initial=self.initial,
+            upsampled=upsampled,
         )
 
     def step(self, target: Target, state: jacobi.JacobiState) -> jacobi.JacobiState:

@@ -17,7 +17,7 @@ class SCD(Jacobi):
     Guarantee: exact; with another rule than `Ratio`, that rule's.
 
     Attributes:
-      window, initial, rule: as for `SJD`.
+      window, initial, upsampled, rule: as for `SJD`.
       coupling: "maximal" keeps an old draft with min(1, p_new/p_old) and else draws
         from the residual (this is also SJD-PAC's adaptive continuation); "gumbel" draws
         with noise that belongs to the cell.

@@ -1,18 +1,33 @@
 """SJD: speculative Jacobi decoding."""
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from jaxspec.acceptance import Ratio, Rule, check_rule
 from jaxspec.decoding import Decoded, Target, jacobi, method_class
+from jaxspec.methods.upsampled import Upsampled, with_draft
+from jaxspec.sampling import Sampling
+
+if TYPE_CHECKING:
+    from jaxspec.pipeline import Pipeline
 
 
+@dataclass(frozen=True)
 class Jacobi(ABC):
     """What the methods of the SJD family share; they add knobs.
 
     A method has `window` and `initial` among them, a `rule`, and may change `refresh`.
+
+    Attributes:
+      upsampled: where first drafts come from if `initial` is "upsampled".
     """
+
+    upsampled: Upsampled | None = field(
+        default=None, kw_only=True, metadata={"arrays": True}
+    )
 
     @property
     @abstractmethod
@@ -36,14 +51,46 @@ class Jacobi(ABC):
         if self.initial not in jacobi.INITIALS:
             known = ", ".join(jacobi.INITIALS)
             raise ValueError(f"initial must be one of {known}, not {self.initial!r}")
+        if self.initial == "upsampled" and self.upsampled is None:
+            object.__setattr__(self, "upsampled", Upsampled())
+        if self.initial != "upsampled" and self.upsampled is not None:
+            raise ValueError(
+                'upsampled says where first drafts come from if initial="upsampled", '
+                f"and initial is {self.initial!r}"
+            )
         check_rule(self.rule)
 
     def codes(self, target: Target) -> jax.Array | None:
         """The codes' vectors that the rule is given."""
         return target.codes
 
+    def bind(
+        self, pipeline: "Pipeline", condition: jax.Array, sampling: Sampling, size: int
+    ) -> Any:
+        """With the family's drafter and tokenizer, if first drafts are upsampled."""
+        if self.upsampled is None:
+            return self
+        upsampled = self.upsampled.bind(pipeline, condition, sampling, size)
+        return replace(self, upsampled=upsampled)
+
     def start(self, target: Target, keys: jax.Array) -> jacobi.JacobiState:
-        return jacobi.start(target, keys, window=self.window, initial=self.initial)
+        if self.upsampled is None:
+            return self.begin(target, keys, None)
+        drafts, low = self.upsampled.drawn(target, keys)
+        state = self.begin(target, keys, drafts)
+        return replace(state, decoded=with_draft(state.decoded, low))
+
+    def begin(
+        self, target: Target, keys: jax.Array, upsampled: jax.Array | None
+    ) -> jacobi.JacobiState:
+        """`start`, with the first drafts int32 [B, H, W] if `initial` asks for any."""
+        return jacobi.start(
+            target,
+            keys,
+            window=self.window,
+            initial=self.initial,
+            upsampled=upsampled,
+        )
 
     def step(self, target: Target, state: jacobi.JacobiState) -> jacobi.JacobiState:
         return jacobi.step(
@@ -77,7 +124,9 @@ class SJD(Jacobi):
       initial: how a cell that enters the window gets its draft. "random" is uniform
         over the codes and judged as that; released code judges the same draft as if it
         had been chosen. "repeat" copies the token at the left or above, "sample" draws
-        from the distribution there.
+        from the distribution there, "upsampled" takes what a smaller model drew.
+      upsampled: that model and how its picture is enlarged; by default the next
+        smaller one of the family, through pixels.
       rule: judges drafts; your own is a function (see `jaxspec.acceptance`).
     """
 
