@@ -81,24 +81,45 @@ class Target:
                     f"the drafter must have the target's {what}, {wanted}, not {own}"
                 )
 
+    def check_companion(self, draft: Any) -> None:
+        """`check_draft`, for a drafter that is to have the target's grid.
+
+        Raises:
+          ValueError: also where it has another.
+        """
+        self.check_draft(draft)
+        if draft.grid != self.grid:
+            raise ValueError(
+                f"the drafter must have the target's grid, {self.grid}, not "
+                f"{draft.grid}"
+            )
+
     @property
     def embeddings(self) -> jax.Array:
         """The model's input embeddings of the codes [V, C]."""
         return self.params["params"]["token_embedding"]
 
-    def _rows(self, x: jax.Array) -> jax.Array:
+    def rows(self, x: jax.Array) -> jax.Array:
         """Images [B, ...] to the network's rows: with guidance, each twice."""
         return jnp.repeat(x, self.sampling.rows, axis=0)
 
-    def _apply(self, method: str, *args):
+    def _apply(self, method: str, *args) -> Any:
         return self.model.apply(self.params, *args, method=method)
 
-    def _log_probs(self, states: jax.Array, cells: jax.Array) -> jax.Array:
-        logits = guide(self._apply("logits", states), cells, self.sampling)
+    def log_probs(self, features: jax.Array, cells: jax.Array) -> jax.Array:
+        """Log-probabilities [B, T, V] of cells [B, T], as they are sampled from.
+
+        `features` [B * rows, T, C] are of what stands before them, as `read` returns
+        them; with guidance an image has two rows, else one.
+        """
+        logits = guide(self._apply("read_out", features), cells, self.sampling)
         return log_probs(logits, self.sampling)
 
-    def prefill(self) -> tuple[jax.Array, Cache]:
-        """Runs the condition: log-probabilities [B, V] of cell 0, and the cache."""
+    def read_prefix(self, scratch: int = 0) -> tuple[jax.Array, Cache]:
+        """Runs the condition: features [B * rows, P, C] of its slots, and the cache.
+
+        The cache has `scratch` slots more than cells, for `read` to write.
+        """
         config = self.model.config
         condition = self.condition
         if self.sampling.guidance is not None:
@@ -110,11 +131,16 @@ class Target:
         slots = jnp.broadcast_to(jnp.arange(p), x.shape[:2])
         visible = jnp.tril(jnp.ones((1, p, p), bool)) & self.prefix_visible[:, None]
         visible |= jnp.eye(p, dtype=bool)[None]  # a padding row would else see nothing
-        visible = jnp.pad(visible, ((0, 0), (0, 0), (0, config.cells)))
-        cache = Cache.empty(config, x.shape[0], x.dtype)
-        states, cache = self._apply("extend", x, slots, cache, self._rows(visible))
+        visible = jnp.pad(visible, ((0, 0), (0, 0), (0, config.cells + scratch)))
+        cache = Cache.empty(config, x.shape[0], x.dtype, scratch)
+        states, cache = self._apply("extend", x, slots, cache, self.rows(visible))
+        return self._apply("features", states), cache
+
+    def prefill(self) -> tuple[jax.Array, Cache]:
+        """Runs the condition: log-probabilities [B, V] of cell 0, and the cache."""
+        features, cache = self.read_prefix()
         first = jnp.zeros((self.batch, 1), jnp.int32)
-        return self._log_probs(states[:, -1:], first)[:, 0], cache
+        return self.log_probs(features[:, -1:], first)[:, 0], cache
 
     def follow(
         self,
@@ -138,14 +164,42 @@ class Target:
         Returns:
           Log-probabilities [B, T, V] of the cell after each, and the cache.
         """
-        config = self.model.config
-        slots = jnp.where(write, cells + config.prefix_length, config.slots)
-        prefix = jnp.broadcast_to(
-            self.prefix_visible[:, None],
-            (*tokens.shape, config.prefix_length),
-        )
+        features, cache = self.read(cache, tokens, cells, write, visible)
+        return self.log_probs(features, cells + 1), cache
+
+    def read(
+        self,
+        cache: Cache,
+        tokens: jax.Array,
+        cells: jax.Array,
+        write: jax.Array,
+        visible: jax.Array,
+        slots: jax.Array | None = None,
+    ) -> tuple[jax.Array, Cache]:
+        """The pass of `follow`, up to what the head reads.
+
+        Args:
+          cache, tokens, cells, write: as for `follow`.
+          visible: bool [B, T, N + scratch], which slots each input sees.
+          slots: int32 [B, T], where each is written: at its cell, or at N or more, a
+            scratch slot. So several tokens can stand at one cell.
+
+        Returns:
+          Features [B * rows, T, C] of the inputs, and the cache.
+        """
+        p = self.model.config.prefix_length
+        slots = jnp.where(write, p + (cells if slots is None else slots), cache.slots)
+        prefix = jnp.broadcast_to(self.prefix_visible[:, None], (*tokens.shape, p))
         visible = jnp.concatenate([prefix, visible], axis=-1)
-        tokens, at, slots, visible = map(self._rows, (tokens, cells, slots, visible))
+        tokens, at, slots, visible = map(self.rows, (tokens, cells, slots, visible))
         x = self._apply("embed", tokens, at)
-        states, cache = self._apply("extend", x, slots, cache, visible)
-        return self._log_probs(states, cells + 1), cache
+        states, cache = self._apply("extend", x, slots, cache, visible, at + p)
+        return self._apply("features", states), cache
+
+    def keep(
+        self, cache: Cache, slots: jax.Array, cells: jax.Array, valid: jax.Array
+    ) -> Cache:
+        """The cache, with what is in slots [B, T] at cells too, where `valid`."""
+        p = self.model.config.prefix_length
+        to = jnp.where(valid, p + cells, cache.slots)
+        return cache.copied(self.rows(p + slots), self.rows(to))

@@ -60,12 +60,7 @@ class Speculative:
         Raises:
           ValueError: the drafter is no `Target`, or does not fit the target.
         """
-        target.check_draft(self.draft)
-        if self.draft.grid != target.grid:
-            raise ValueError(
-                f"the drafter must have the target's grid, {target.grid}, not "
-                f"{self.draft.grid}"
-            )
+        target.check_companion(self.draft)
         # The first drafts go unseen: a round begins with new ones.
         window = self.length + 1
         state = jacobi.start(target, keys, window=window, initial="random")

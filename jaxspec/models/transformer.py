@@ -13,6 +13,7 @@ model width, F SwiGLU width, L layers, V codes.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import flax.linen as nn
@@ -85,8 +86,12 @@ class Cache:
     values: tuple[jax.Array, ...]
 
     @staticmethod
-    def empty(config: TransformerConfig, batch: int, dtype=jnp.float32) -> "Cache":
-        shape = (batch, config.heads, config.slots, config.head_width)
+    def empty(
+        config: TransformerConfig, batch: int, dtype=jnp.float32, scratch: int = 0
+    ) -> "Cache":
+        """Of all slots of a network, and `scratch` more behind them."""
+        slots = config.slots + scratch
+        shape = (batch, config.heads, slots, config.head_width)
         return Cache.zeros(config.depth, shape, dtype)
 
     @staticmethod
@@ -97,6 +102,21 @@ class Cache:
             return tuple(jnp.zeros(shape, dtype) for _ in range(depth))
 
         return Cache(layers(), layers())
+
+    @property
+    def slots(self) -> int:
+        """How many slots there are; this one and those after it are not written."""
+        return self.keys[0].shape[2]
+
+    def copied(self, source: jax.Array, slots: jax.Array) -> "Cache":
+        """With what is in slots `source` [B, T] in `slots` [B, T] too."""
+
+        def copy(x):
+            return write_slots(
+                x, jnp.take_along_axis(x, source[:, None, :, None], 2), slots
+            )
+
+        return jax.tree.map(copy, self)
 
 
 def write_slots(old: jax.Array, new: jax.Array, slots: jax.Array) -> jax.Array:
@@ -145,6 +165,33 @@ def through_cache(
     return x, Cache(tuple(keys), tuple(values))
 
 
+def llama_block(
+    config: TransformerConfig,
+    layer: dict[str, jax.Array],
+    x: jax.Array,
+    attention: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
+    drop: Callable[[int, jax.Array], jax.Array] = lambda branch, h: h,
+) -> jax.Array:
+    """One layer of `layer_shapes`; a layer without "attention_norm" has no norm there.
+
+    `attention(q, k, v)` maps [B, K, T, D] to the same.
+    """
+    b, t, _ = x.shape
+    with jax.named_scope("attention"):
+        h = x
+        if "attention_norm" in layer:
+            h = rms_norm(h, layer["attention_norm"], config.norm_epsilon)
+        h = h @ layer["qkv"]
+        h = h.reshape(b, t, 3 * config.heads, config.head_width).swapaxes(1, 2)
+        h = attention(*jnp.split(h, 3, axis=1))
+        h = h.swapaxes(1, 2).reshape(b, t, -1)
+        x = x + drop(0, h @ layer["attention_out"])
+    with jax.named_scope("feed_forward"):
+        h = rms_norm(x, layer["ffn_norm"], config.norm_epsilon)
+        x = x + drop(1, gated(h, layer["gate_up"], layer["down"]))
+    return x
+
+
 def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
     """RMS norm as published: in float32, cast back, then scaled."""
     y = x.astype(jnp.float32)
@@ -176,6 +223,17 @@ def rotate(x: jax.Array, table: jax.Array) -> jax.Array:
     a, b = pairs[..., 0], pairs[..., 1]
     out = jnp.stack([a * cos - b * sin, b * cos + a * sin], axis=-1)
     return out.reshape(x.shape).astype(x.dtype)
+
+
+def turning(
+    config: TransformerConfig, slots: jax.Array
+) -> Callable[[jax.Array], jax.Array]:
+    """The rotary embedding of the given slots [B, T]; identity without one."""
+    if config.positions == "learned":
+        return lambda x: x
+    table = jnp.asarray(rotary_table(config))
+    table = table[jnp.clip(slots, 0, config.slots - 1)]
+    return lambda x: rotate(x, table)
 
 
 def attend(
@@ -346,29 +404,13 @@ class Transformer(nn.Module):
 
     # The trunk.
 
-    def _block(
-        self,
-        layer: dict,
-        x: jax.Array,
-        attention: Callable,
-        drop: Callable = lambda branch, h: h,
-    ):
-        """One layer; `attention(q, k, v)` maps [B, K, T, D] to the same."""
-        c = self.config
-        b, t, _ = x.shape
-        with jax.named_scope("attention"):
-            h = rms_norm(x, layer["attention_norm"], c.norm_epsilon) @ layer["qkv"]
-            h = h.reshape(b, t, 3 * c.heads, c.head_width).swapaxes(1, 2)
-            h = attention(*jnp.split(h, 3, axis=1))
-            h = h.swapaxes(1, 2).reshape(b, t, -1)
-            x = x + drop(0, h @ layer["attention_out"])
-        with jax.named_scope("feed_forward"):
-            h = rms_norm(x, layer["ffn_norm"], c.norm_epsilon)
-            x = x + drop(1, gated(h, layer["gate_up"], layer["down"]))
-        return x
-
     def extend(
-        self, x: jax.Array, slots: jax.Array, cache: Cache, visible: jax.Array
+        self,
+        x: jax.Array,
+        slots: jax.Array,
+        cache: Cache,
+        visible: jax.Array,
+        places: jax.Array | None = None,
     ) -> tuple[jax.Array, Cache]:
         """Feeds inputs, writes their slots, and reads what follows them.
 
@@ -378,14 +420,16 @@ class Transformer(nn.Module):
           cache: keys and values of all slots; donate it at the jit boundary.
           visible: bool [B, T, S], which slots each input sees, its own among them (all
             inputs are written before any is read).
+          places: int32 [B, T], the slots whose rotary positions they have; their own,
+            unless they are written to scratch slots.
 
         Returns:
           States [B, T, C] before the final norm (for `logits`), and the cache.
         """
-        turn = self._turn(slots)
+        turn = turning(self.config, slots if places is None else places)
         layers = self.layers
         return through_cache(
-            self._block,
+            partial(llama_block, self.config),
             layers if isinstance(layers, tuple) else _split(layers),
             x,
             cache,
@@ -394,18 +438,17 @@ class Transformer(nn.Module):
             turn,
         )
 
-    def _turn(self, slots: jax.Array) -> Callable[[jax.Array], jax.Array]:
-        """The rotary embedding of the given slots [B, T]; identity without one."""
-        if self.config.positions == "learned":
-            return lambda x: x
-        table = jnp.asarray(rotary_table(self.config))
-        table = table[jnp.clip(slots, 0, self.config.slots - 1)]
-        return lambda x: rotate(x, table)
+    def features(self, states: jax.Array) -> jax.Array:
+        """What the head reads of states [..., C]: the same after the final norm."""
+        return rms_norm(states, self.norm, self.config.norm_epsilon)
+
+    def read_out(self, features: jax.Array) -> jax.Array:
+        """float32 logits [..., V] of the cell after each of `features` [..., C]."""
+        return (features @ self.head).astype(jnp.float32)
 
     def logits(self, states: jax.Array) -> jax.Array:
         """float32 logits [..., V] of the cell after each state [..., C]."""
-        h = rms_norm(states, self.norm, self.config.norm_epsilon)
-        return (h @ self.head).astype(jnp.float32)
+        return self.read_out(self.features(states))
 
     def __call__(
         self,
@@ -423,6 +466,17 @@ class Transformer(nn.Module):
           drop: `(layer, branch, [B, T, C]) -> [B, T, C]`, dropout of residual branches
             in training.
         """
+        states = self.forced(condition, tokens, prefix_visible, drop)
+        return self.logits(states[:, self.config.prefix_length - 1 :])
+
+    def forced(
+        self,
+        condition: jax.Array,
+        tokens: jax.Array,
+        prefix_visible: jax.Array | None = None,
+        drop: Callable[[jax.Array, int, jax.Array], jax.Array] | None = None,
+    ) -> jax.Array:
+        """Teacher-forced states [B, P + N - 1, C] of all slots that are fed."""
         p, n = self.config.prefix_length, self.config.cells
         cells = jnp.broadcast_to(jnp.arange(n - 1), (tokens.shape[0], n - 1))
         x = jnp.concatenate(
@@ -433,7 +487,7 @@ class Transformer(nn.Module):
         if prefix_visible is not None:
             seen = jnp.pad(prefix_visible, ((0, 0), (0, n - 1)), constant_values=True)
             visible = (visible & seen[:, None]) | jnp.eye(p + n - 1, dtype=bool)[None]
-        turn = self._turn(slots)
+        turn = turning(self.config, slots)
 
         def body(carry, layer):
             x, index = carry
@@ -444,7 +498,8 @@ class Transformer(nn.Module):
             def branch(i, h):
                 return h if drop is None else drop(index, i, h)
 
-            return (self._block(layer, x, attention, branch), index + 1), None
+            x = llama_block(self.config, layer, x, attention, branch)
+            return (x, index + 1), None
 
         layers = self.layers
         if isinstance(layers, tuple):
@@ -452,5 +507,4 @@ class Transformer(nn.Module):
         # Few layers are unrolled: XLA's CPU backend then trains them a sixth faster.
         # More would take too long to compile.
         few = self.config.depth <= 8
-        (x, _), _ = jax.lax.scan(body, (x, 0), layers, unroll=few)
-        return self.logits(x[:, p - 1 :])
+        return jax.lax.scan(body, (x, 0), layers, unroll=few)[0][0]
