@@ -56,7 +56,7 @@ class Estimate(NamedTuple):
 @partial(jax.jit, static_argnames="side")
 def _features(images: jax.Array, side: int) -> jax.Array:
     x = images.astype(jnp.float32)
-    if x.shape[1] < side:
+    if x.shape[1] != side:
         x = jax.image.resize(x, (len(x), side, side, 3), "cubic").clip(0, 255)
     return efficientnet.features(efficientnet.normalize(x))[0]
 
@@ -66,7 +66,8 @@ def features(images: np.ndarray, batch: int = 32, side: int = SIDE) -> np.ndarra
 
     Args:
       images: uint8 [N, H, W, 3], square. Those under `side` are enlarged to it with
-        Keys' cubic (a = -0.5) and clipped; larger ones are taken as they are.
+        Keys' cubic (a = -0.5) and clipped; larger ones are made smaller in the same
+        way, antialiased.
       batch: pictures a compiled call; the last batch is filled up.
       side: pixels.
     """

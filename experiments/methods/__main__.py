@@ -12,10 +12,9 @@ from rich.progress import Progress
 
 import jaxspec
 from experiments.bench_ar import machine
-from experiments.emoji import data, metrics
 from experiments.methods import report
 from experiments.methods.contestants import CONTESTANTS, select
-from experiments.methods.measure import Task
+from experiments.methods.emoji import emoji
 from experiments.methods.run import SMOKE, Plan, measure
 
 EXAMPLES = """\b
@@ -27,27 +26,6 @@ Examples:
 """
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
-
-def emoji(family: str, folder: Path, count: int) -> Task:
-    """test_pair of the emoji drawings: held out in their style."""
-    pipeline = jaxspec.load(family)
-    size = pipeline.config.defaults.size
-    if size != metrics.SIDE:
-        raise ValueError(
-            f"the measures are of {metrics.SIDE} px, {family} draws {size}"
-        )
-    drawings = data.load(folder)
-    ref = metrics.reference(drawings, folder)
-    chosen = metrics.evaluation_set(drawings, "test_pair", count)
-    labels, texts = drawings.label[chosen], ref.texts[chosen]
-    return Task(
-        pipeline=pipeline,
-        captions=[drawings.caption(i) for i in chosen],
-        real=ref.features[chosen],
-        features=metrics.features,
-        match=lambda x: metrics.matches(ref.match, x, labels, texts),
-    )
 
 
 @app.command(epilog=EXAMPLES)

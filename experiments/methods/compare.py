@@ -10,7 +10,7 @@ from scipy import stats
 from experiments.emoji import metrics
 from experiments.methods.contestants import REFERENCE, Contestant
 from experiments.methods.measure import Drawn, Task
-from jaxspec.decoding import describe
+from jaxspec.decoding import ACCEPTED, describe
 
 PICTURES = ("nll", "r1", "r5")  # measures that each picture has
 SETS = ("kid", "kid_ar")  # and that only a set has
@@ -103,6 +103,23 @@ def counts(drawn: Drawn) -> dict[str, Any]:
     }
 
 
+def drawn_on(task: Task, drawn: Drawn) -> np.ndarray:
+    """Cells [N, H, W] that are not plain background, which is easy to draft."""
+    size = task.pipeline.config.defaults.size
+    white = task.pipeline.encode(np.full((1, size, size, 3), 255, np.uint8))
+    return ~np.isin(drawn.tokens, white)
+
+
+def ink(task: Task, drawn: Drawn) -> tuple[float, float]:
+    """Of cells that are not plain background: the share that are drafts, and the NLL.
+
+    The latter is in nats a cell, of those inside the support.
+    """
+    chosen = drawn_on(task, drawn)
+    nats = drawn.nats[chosen & np.isfinite(drawn.nats)]
+    return float((drawn.origin == ACCEPTED)[chosen].mean()), float(nats.mean())
+
+
 def quality(
     task: Task, draws: list[tuple[Contestant, int, Drawn]]
 ) -> tuple[list[dict], dict]:
@@ -119,7 +136,7 @@ def quality(
     """
     pictures = [{"nll": one.nll, **task.match(one.features)} for *_, one in draws]
     ar = [i for i, (each, *_) in enumerate(draws) if each.name == REFERENCE]
-    rows = []
+    rows, inks = [], [ink(task, one) for *_, one in draws]
     for i, (each, seed, one) in enumerate(draws):
         row: dict[str, Any] = {
             "name": each.name,
@@ -132,6 +149,11 @@ def quality(
         for name in PICTURES:
             others = np.stack([pictures[k][name] for k in ar if k != i])
             row[name] = compared(pictures[i][name], others)
+        row["kept"] = {
+            "all": float((one.origin == ACCEPTED).mean()),
+            "ink": inks[i][0],
+        }
+        row["ink_nll"] = inks[i][1] - float(np.mean([inks[k][1] for k in ar if k != i]))
         row["kid"] = kid(one.features, task.real)
         first = draws[ar[0]][2]
         row["kid_ar"] = None if one is first else kid(one.features, first.features)

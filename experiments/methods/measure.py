@@ -94,19 +94,23 @@ class Drawn:
 
     Attributes:
       tokens: int32 [N, H, W].
+      origin: int8 [N, H, W], where each came from.
       passes, draft_passes: int32 [N], of the target, its prefill included, and of the
         drafter.
       drafted, accepted: int32 [N].
-      nll: float32 [N], nats a cell, mean over the cells inside the support.
+      nats: float32 [N, H, W], the target's negative log-likelihood of each cell.
+      nll: float32 [N], its mean over the cells inside the support.
       outside: int32 [N], cells whose token the target would not have drawn there.
       features: float32 [N, F].
     """
 
     tokens: np.ndarray
+    origin: np.ndarray
     passes: np.ndarray
     draft_passes: np.ndarray
     drafted: np.ndarray
     accepted: np.ndarray
+    nats: np.ndarray
     nll: np.ndarray
     outside: np.ndarray
     features: np.ndarray
@@ -168,13 +172,16 @@ def draw(
         negative_log_likelihood(task.target(part, seed)[0], out.tokens[part])
         for part in parts
     ]
-    nll, outside = inside(np.concatenate(scores))
+    nats = np.concatenate(scores)
+    nll, outside = inside(nats)
     return Drawn(
         tokens=out.tokens,
+        origin=np.asarray(out.stats.origin),
         passes=np.asarray(out.stats.target_passes) + 1,
         draft_passes=np.asarray(out.stats.draft_passes),
         drafted=np.asarray(out.stats.drafted),
         accepted=np.asarray(out.stats.count(ACCEPTED)),
+        nats=nats,
         nll=nll,
         outside=outside,
         features=task.features(out.images),

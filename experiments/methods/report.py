@@ -57,22 +57,22 @@ LEGEND = """\
 """
 
 
-def _interval(x: float, low: float, high: float) -> str:
+def interval(x: float, low: float, high: float) -> str:
     return f"{x:.3f} [{low:.3f}, {high:.3f}]"
 
 
-def _percent(x: float | None, digits: int = 0) -> str:
+def percent(x: float | None, digits: int = 0) -> str:
     return "" if x is None else f"{100 * x:.{digits}f} %"
 
 
-def _kid(entry: dict | None) -> str:
+def kid_text(entry: dict | None) -> str:
     if entry is None:
         return ""
     return f"{1e3 * entry['value']:.1f} ± {1e3 * entry['error']:.1f}"
 
 
 def _faster(speed: dict) -> str:
-    ratio, realised = f"{speed['ratio']:.2f}x", _percent(speed["realised"])
+    ratio, realised = f"{speed['ratio']:.2f}x", percent(speed["realised"])
     return f"{ratio} ({realised})" if realised else ratio
 
 
@@ -88,7 +88,7 @@ def cells(row: dict, batches: list[str]) -> list[str]:
     if passes["of_drafter"]:
         took += f" (drafter {passes['of_drafter']:.1f})"
     off = row["off_support"]
-    beside = f"{_percent(off['cells'], 2)}, {_percent(off['pictures'])}"
+    beside = f"{percent(off['cells'], 2)}, {percent(off['pictures'])}"
     verdict = "" if out is None else ", ".join(NAMES[m] for m in out) or "no"
     return [
         label(row),
@@ -96,15 +96,15 @@ def cells(row: dict, batches: list[str]) -> list[str]:
         took,
         f"{passes['ratio']:.2f}x",
         *[_faster(row["time"][batch]) for batch in batches],
-        _percent(row["acceptance"], 1),
+        percent(row["acceptance"], 1),
         f"{nll['value']:.3f} ± {nll['deviation']:.3f}",
-        _interval(*nll["difference"]),
+        interval(*nll["difference"]),
         f"{nll['p']:.4f}",
         beside if off["cells"] else "",
         f"{row['r1']['value']:.3f}",
-        _interval(row["r5"]["value"], *row["r5"]["interval"]),
-        _kid(row["kid"]),
-        _kid(row["kid_ar"]),
+        interval(row["r5"]["value"], *row["r5"]["interval"]),
+        kid_text(row["kid"]),
+        kid_text(row["kid_ar"]),
         verdict,
     ]
 

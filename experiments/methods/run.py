@@ -19,7 +19,7 @@ class Plan:
       count: captions, a picture each.
       seeds: of AR, two or more; the other methods draw with one.
       batch: pictures drawn at once; times are taken at 1 and at this.
-      rounds: of timing, the methods taking turns.
+      rounds: of timing, the methods taking turns; 0 is no timing.
       timed: captions of a round at batch 1; at `batch` it is one batch.
     """
 
@@ -30,7 +30,7 @@ class Plan:
     timed: int = 8
 
     def __post_init__(self):
-        least = {"count": 4, "seeds": 2, "batch": 1, "rounds": 1, "timed": 1}
+        least = {"count": 4, "seeds": 2, "batch": 1, "rounds": 0, "timed": 1}
         for name, number in least.items():
             if getattr(self, name) < number:
                 found = getattr(self, name)
@@ -68,7 +68,8 @@ def time_all(
 ) -> dict[str, dict]:
     """Raw times (see `time_methods`) by batch size."""
     out = {}
-    for batch, trials in {plan.batch: 1, 1: plan.timed}.items():
+    batches = {plan.batch: 1, 1: plan.timed} if plan.rounds else {}
+    for batch, trials in batches.items():
         total = (plan.rounds + 1) * trials * len(contestants)
         line = bar.add_task(f"timing: batch {batch}", total=total)
         tick = lambda line=line: bar.advance(line)

@@ -26,7 +26,7 @@ class Jacobi(ABC):
     """
 
     upsampled: Upsampled | None = field(
-        default=None, kw_only=True, metadata={"arrays": True}
+        default=None, kw_only=True, repr=False, metadata={"arrays": True}
     )
 
     @property
