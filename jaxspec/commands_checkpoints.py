@@ -30,6 +30,17 @@ Heads = Annotated[
     int | None,
     typer.Option(help="Of a LlamaGen transformer of a size that was not published."),
 ]
+Out = Annotated[
+    str, typer.Option(metavar="FOLDER", help="New; it appears when all is written.")
+]
+Type = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TYPE",
+        help="Cast to float32, float16 or bfloat16.  [default: as the file has it]",
+    ),
+]
+VQ = Annotated[str, typer.Option(metavar="FILE", help="The VQ tokenizer.")]
 Format = Annotated[
     str, typer.Option(metavar="FORMAT", help="Of the weights: safetensors or orbax.")
 ]
@@ -78,19 +89,11 @@ Examples:
 )
 def model(
     path: Source,
-    out: Annotated[
-        str, typer.Option(metavar="FOLDER", help="New; it appears when all is written.")
-    ],
+    out: Out,
     weights: Weights = None,
     size: Size = None,
     heads: Heads = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TYPE",
-            help="Cast to float32, float16 or bfloat16.  [default: as the file has it]",
-        ),
-    ] = None,
+    dtype: Type = None,
     format: Format = "safetensors",
 ) -> None:
     """Convert one model into a folder, strictly: all of it fits, or none is written."""
@@ -108,8 +111,106 @@ def model(
                 format=format,
                 progress=progress,
             )
-        for place, part in provenance["parts"].items():
-            typer.echo(f"wrote {out}: {part['family']}, {part['size']}, as {place}")
+        _tell(out, provenance)
+
+
+@convert.command(
+    epilog="""\b
+Examples:
+  jaxspec convert tar --llm Tar-1.5B/ --ta-tok ta_tok.pth --vq vq_ds16_t2i.pt \\
+    --ar-dtok ar_dtok_lp_256px.pth --ar-dtok ar_dtok_lp_1024px.pth --out tar
+  jaxspec generate "A photo of a macaw" --family tar --size 1024 --method mulo"""
+)
+def tar(
+    ta_tok: Annotated[str, typer.Option(metavar="FILE", help="TA-Tok.")],
+    ar_dtok: Annotated[
+        list[str],
+        typer.Option(metavar="FILE", help="AR-DTok; once for each size."),
+    ],
+    vq: VQ,
+    out: Out,
+    llm: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="The language model; without it, drawing starts from semantic tokens.",
+        ),
+    ] = None,
+    weights: Weights = None,
+    dtype: Type = None,
+    format: Format = "safetensors",
+) -> None:
+    """Convert the models of Tar into one folder that draws from prompts."""
+    with one_line_errors():
+        from jaxspec.checkpoints.assemble import convert_tar
+
+        with _byte_bar() as progress:
+            provenance = convert_tar(
+                out,
+                ar_dtok=ar_dtok,
+                ta_tok=ta_tok,
+                vq=vq,
+                llm=llm,
+                weights=weights,
+                dtype=dtype,
+                format=format,
+                progress=progress,
+            )
+        _tell(out, provenance)
+
+
+@convert.command(
+    epilog="""\b
+Examples:
+  jaxspec convert llamagen --gpt c2i_B_256.pt --vq vq_ds16_c2i.pt --out c2i-b
+  jaxspec generate 207 "golden retriever" --family c2i-b
+  jaxspec convert llamagen --gpt t2i_XL_stage1_256.pt --t5 flan-t5-xl/ \\
+    --vq vq_ds16_t2i.pt --out t2i"""
+)
+def llamagen(
+    gpt: Annotated[
+        list[str],
+        typer.Option(metavar="FILE", help="The transformer; once for each size."),
+    ],
+    vq: VQ,
+    out: Out,
+    t5: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="The text encoder, for captions; without it, drawing starts from its "
+            "features.",
+        ),
+    ] = None,
+    weights: Weights = None,
+    size: Size = None,
+    heads: Heads = None,
+    dtype: Type = None,
+    format: Format = "safetensors",
+) -> None:
+    """Convert the models of LlamaGen into one folder that draws."""
+    with one_line_errors():
+        from jaxspec.checkpoints.assemble import convert_llamagen
+
+        with _byte_bar() as progress:
+            provenance = convert_llamagen(
+                out,
+                gpt=gpt,
+                vq=vq,
+                t5=t5,
+                size=size,
+                heads=heads,
+                weights=weights,
+                dtype=dtype,
+                format=format,
+                progress=progress,
+            )
+        _tell(out, provenance)
+
+
+def _tell(out: str, provenance: dict[str, Any]) -> None:
+    for place, part in provenance["parts"].items():
+        typer.echo(f"wrote {out}: {part['family']}, {part['size']}, as {place}")
 
 
 def _told(found: dict[str, Any]) -> Iterator[str]:

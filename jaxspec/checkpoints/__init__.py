@@ -1,5 +1,6 @@
 """Published PyTorch checkpoints: key tables, strict conversion and its inverse."""
 
+from jaxspec.checkpoints.assemble import convert_llamagen, convert_tar
 from jaxspec.checkpoints.configs import (
     ardtok_config,
     llamagen_config,
@@ -34,7 +35,9 @@ __all__ = [
     "Table",
     "ardtok_config",
     "convert",
+    "convert_llamagen",
     "convert_model",
+    "convert_tar",
     "inspect_checkpoint",
     "llamagen_config",
     "load_model",

@@ -81,6 +81,11 @@ def check_tar(
     _refuse(problems)
 
 
+def check_together(decoders: Sequence[Decoder]) -> None:
+    """Raises ValueError if decoders cannot be the sizes of one family."""
+    _refuse(decoders_together(decoders))
+
+
 def _refuse(problems: Iterable[str]) -> None:
     if problems := list(problems):
         raise ValueError(

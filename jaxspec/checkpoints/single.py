@@ -198,17 +198,39 @@ def convert_model(
         folder is not empty; weights are not finite; the format is not known.
       OSError: it cannot be written.
     """
-    model, folder = open_model(path, **how), Path(folder)
-    check_format(format)
-    check_space(folder.absolute(), model.nbytes * (2 if format == ORBAX else 1))
-    with new_folder(folder) as partial:
-        provenance = write_parts(partial, [model], progress, format)
+    model = open_model(path, **how)
+
+    def write(partial: Path) -> None:
         values = {
             "family": model.family.name,
             "part": model.place,
             "config": dataclasses.asdict(model.config),
         }
         write_json(partial / CONFIG, values)
+
+    return write_folder(Path(folder), [model], write, progress, format)
+
+
+def write_folder(
+    folder: Path,
+    parts: list[Part],
+    write: Callable[[Path], None],
+    progress: Progress | None,
+    format: str,
+) -> dict[str, Any]:
+    """Converts parts into a new folder; returns what `provenance.json` holds.
+
+    Args:
+      folder, progress, format: as for `convert_model`.
+      parts: each of another place.
+      write: writes `config.json`, and whatever else there is, into a folder.
+    """
+    check_format(format)
+    needed = sum(part.nbytes for part in parts)
+    check_space(folder.absolute(), needed * (2 if format == ORBAX else 1))
+    with new_folder(folder) as partial:
+        provenance = write_parts(partial, parts, progress, format)
+        write(partial)
         write_json(partial / PROVENANCE, provenance)
     return provenance
 
