@@ -1,0 +1,76 @@
+"""The sweep of MuLo's knobs: its settings, and what its table says."""
+
+import importlib.util
+import json
+
+import pytest
+
+from experiments.mulo import report, sweep
+from jaxspec.methods import AR, MuLo
+
+RECORD = {"costs": {"64": 0.001, "128": 0.004}, "settings": {"size": 128}}
+
+
+def test_settings_change_one_thing_at_a_time():
+    sections = sweep.sections((32, 64, 128), 128)
+    names = [each.name for section in sections.values() for each in section]
+    assert len(set(names)) == len(names)
+    (base,) = sections["MuLo"]
+    methods = [each.method for section in sections.values() for each in section]
+    assert methods.count(base.method) == 1 and sections["reference"][0].method == AR()
+    for knob in sweep.KNOBS:
+        assert all(isinstance(each.method, MuLo) for each in sections[knob])
+    (ratio,) = sections["ratio"]
+    assert ratio.name == "drafter of 32 px" and ratio.method.draft == 32
+    assert sweep.sections((64, 128), 128)["ratio"] == []
+
+
+def test_selection_keeps_the_reference():
+    sections = sweep.sections((64, 128), 128)
+    chosen = sweep.select("radius; ZipAR-*", sections)
+    assert list(chosen) == ["reference", "radius", "others"]
+    assert [each.name for each in chosen["others"]] == ["ZipAR-8", "ZipAR-4", "ZipAR-2"]
+    with pytest.raises(ValueError, match="nothing is called 'nope'"):
+        sweep.select("nope", sections)
+
+
+def test_passes_of_the_drafter_count_by_their_cost():
+    row = {"passes": {"mean": 50.0, "of_drafter": 36.0}}
+    assert report.worth(row, RECORD) == pytest.approx(50 + 36 / 4)
+
+
+def test_tables_and_picture(tmp_path):
+    estimate = {"value": 0.2, "interval": [0.1, 0.3], "difference": [0.1, 0.0, 0.2]}
+    row = {
+        "made_by": "MuLo()",
+        "passes": {"mean": 50.0, "deviation": 2.0, "ratio": 5.12, "of_drafter": 36.0},
+        "kept": {"all": 0.5, "ink": 0.25},
+        "nll": estimate,
+        "ink_nll": 0.3,
+        "off_support": {"cells": 0.01, "pictures": 0.5},
+        "r1": estimate,
+        "r5": estimate,
+        "kid": {"value": 0.1, "error": 0.01},
+        "kid_ar": None,
+    }
+    ar = row | {"name": "AR", "seed": 0, "outside": None}
+    mulo = row | {"name": "MuLo", "seed": 1000, "outside": ["nll"]}
+    band = {"mean": 1.0, "deviation": 0.1, "low": 0.8, "high": 1.2}
+    record = RECORD | {
+        "command": "toy",
+        "date": "today",
+        "machine": {},
+        "family": "toy",
+        "captions": 4,
+        "ar_seeds": 2,
+        "bands": dict.fromkeys(report.NAMES, band),
+        "sections": {"reference": ["AR"], "MuLo": ["MuLo"]},
+        "rows": [ar, mulo],
+    }
+    # 256 cells in 50 passes and 36 that cost a quarter.
+    line = "| MuLo | 50.0 ± 2.0 | 36.0 | 59.0 | 4.34x | 50 % | 25 % | 0.100 [0.000, "
+    assert line in report.tables(record)
+    if importlib.util.find_spec("matplotlib"):
+        report.write(record, tmp_path)
+        assert json.loads((tmp_path / "mulo-128.json").read_text())["rows"]
+        assert (tmp_path / "mulo-128.png").stat().st_size > 10_000
