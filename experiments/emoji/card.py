@@ -41,7 +41,7 @@ limits the family: `docs/emoji.md`.
 
 ## Measurements
 
-By `{command}`;
+By {command};
 definitions in `experiments/emoji/metrics.py`, all numbers with intervals in
 `metrics.json`.
 Guidance {guidance} (chosen on val_concept), temperature {temperature}, top-k {top_k}.
@@ -58,7 +58,7 @@ Pictures of 128 px drawn from captions, mean over {seeds} seeds (and standard de
 from seed to seed); `real` are the true drawings:
 
 {pictures}
-
+{large}
 ## Limits
 
 {limits}
@@ -92,6 +92,23 @@ def _nats(report: dict) -> str:
     return _table(["px", *splits], rows)
 
 
+def _large(report: dict) -> str:
+    """What sizes above the default draw, if there are any."""
+    parts = [
+        f"\nPictures of {size} px, made small for the measures:\n\n"
+        f"{_pictures({'pictures': pictures, 'real': report['real']})}\n"
+        for size, pictures in report.get("large", {}).items()
+    ]
+    return "".join(parts)
+
+
+def _commands(report: dict) -> str:
+    command = f"`{report['command']}`"
+    if "sizes_command" in report:
+        command += f", and the sizes by `{report['sizes_command']}`"
+    return command
+
+
 def _pictures(report: dict) -> str:
     rows = []
     for split, values in report["pictures"].items():
@@ -120,7 +137,7 @@ def write(pipeline: Pipeline, report: dict) -> str:
     config = pipeline.config
     seeds = len(report["pictures"]["train"]["seeds"])
     return CARD.format(
-        command=report["command"],
+        command=_commands(report),
         codes=config.vq.codebook_size,
         factor=config.vq.factor,
         sizes=", ".join(map(str, config.sizes)),
@@ -130,6 +147,7 @@ def write(pipeline: Pipeline, report: dict) -> str:
         vq=_vq(report),
         nats=_nats(report),
         pictures=_pictures(report),
+        large=_large(report),
         seeds=seeds,
         limits=LIMITS,
     )

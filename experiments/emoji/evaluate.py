@@ -145,7 +145,9 @@ def choose_guidance(pipeline, drawings, ref, count: int) -> tuple[float, dict]:
     return best, {str(g): row for g, row in table.items()}
 
 
-def measure_pictures(pipeline, drawings, ref, guidance, seeds: int, count: int) -> dict:
+def measure_pictures(
+    pipeline, drawings, ref, seeds: int, count: int, **settings
+) -> dict:
     """Every measure of drawn pictures at every seed, and its spread over seeds."""
     out = {}
     for split in ("test_pair", "train"):
@@ -154,7 +156,7 @@ def measure_pictures(pipeline, drawings, ref, guidance, seeds: int, count: int) 
             metrics.evaluate(
                 ref,
                 drawings,
-                draw(pipeline, drawings, chosen, seed, guidance=guidance),
+                draw(pipeline, drawings, chosen, seed, **settings),
                 chosen,
             )
             for seed in range(seeds)
@@ -197,6 +199,12 @@ def main(
     count: Annotated[int, typer.Option(help="Pictures of each split.")] = 300,
     seeds: Annotated[int, typer.Option(help="Seeds, for the spread.")] = 3,
     sheet_only: Annotated[bool, typer.Option(help="Draw the sheet only.")] = False,
+    sizes_only: Annotated[
+        bool,
+        typer.Option(
+            help="After a size was added: measure what depends on sizes, keep the rest."
+        ),
+    ] = False,
 ) -> None:
     """Measures the emoji family and draws its contact sheet."""
     pipeline = jaxspec.load(family)
@@ -206,22 +214,32 @@ def main(
         contact_sheet(pipeline, sheet, guidance)
         return
     ref = metrics.reference(drawings, folder)
+    path = family / "metrics.json"
+    report: dict = json.loads(path.read_text()) if sizes_only else {}
     command = f"python -m experiments.emoji.evaluate --count {count} --seeds {seeds}"
-    report: dict = {"command": command}
+    report |= {"sizes_command": f"{command} --sizes-only"} if sizes_only else {}
+    report |= {} if sizes_only else {"command": command}
 
     def add(name, values):
         report[name] = rounded(values)
         print(json.dumps({name: report[name]}), flush=True)
 
-    add("real", real_drawings(drawings, ref, count))
     add("vq", measure_vq(pipeline, drawings, ref))
     add("nats", measure_nats(pipeline, drawings, count))
-    guidance, table = choose_guidance(pipeline, drawings, ref, count)
-    add("guidance", {"chosen": guidance, "val_concept": table})
-    pictures = measure_pictures(pipeline, drawings, ref, guidance, seeds, count)
-    add("pictures", pictures)
-    contact_sheet(pipeline, sheet, guidance)
-    (family / "metrics.json").write_text(json.dumps(report, indent=1) + "\n")
+    if not sizes_only:
+        add("real", real_drawings(drawings, ref, count))
+        guidance, table = choose_guidance(pipeline, drawings, ref, count)
+        add("guidance", {"chosen": guidance, "val_concept": table})
+    guidance = report["guidance"]["chosen"]
+    measured = lambda **settings: measure_pictures(
+        pipeline, drawings, ref, seeds, count, guidance=guidance, **settings
+    )
+    if not sizes_only:
+        add("pictures", measured())
+        contact_sheet(pipeline, sheet, guidance)
+    large = [s for s in pipeline.config.sizes if s > pipeline.config.defaults.size]
+    add("large", {str(size): measured(size=size) for size in large})
+    path.write_text(json.dumps(report, indent=1) + "\n")
     (family / "MODEL_CARD.md").write_text(card.write(pipeline, report))
 
 

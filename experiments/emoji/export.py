@@ -38,7 +38,8 @@ def assemble(
             size, model = settings.size, settings.model
             decoders[str(size)] = train_ar.fold(model, params, codebook)
             configs[size] = model
-    defaults = replace(DEFAULTS, size=max(configs))
+    size = DEFAULTS.size if DEFAULTS.size in configs else max(configs)
+    defaults = replace(DEFAULTS, size=size)
     sizes = tuple(sorted(configs.items()))
     config = PipelineConfig("emoji", sizes, vq, text, defaults, ABOUT)
     params = {"decoders": decoders, "vq": vq_params, "text": {"table": table}}
