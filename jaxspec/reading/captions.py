@@ -27,7 +27,7 @@ _PAGES = _compiled(
 )
 _SIGNS = _compiled(
     (r"@\w+", ""),  # names of people
-    (r"[\u31c0-\u4dbf\u4dc0-\u4dff\u4e00-\u9fff]+", ""),  # Chinese and Japanese
+    (r"[\u31c0-\u9fff]+", ""),  # Chinese and Japanese
     (r"[`´«»“”¨]", '"'),
     (r"[‘’]", "'"),
     (r"\d{1,3}(?:\.\d{1,3}){3}", " "),  # addresses of machines
@@ -66,8 +66,8 @@ _PHRASES = _compiled(
 def clean_caption(caption: str) -> tuple[str, list[str]]:
     """The caption as the models read captions, and the words that were dropped."""
     text = _cleaned(_cleaned(caption))  # twice, as published
-    kept = set(_words(text))
-    return text, [word for word in _words(caption.lower()) if word not in kept]
+    kept, words = set(_words(text)), _words(html.unescape(caption.lower()))
+    return text, [word for word in words if word not in kept]
 
 
 def _words(text: str) -> list[str]:
