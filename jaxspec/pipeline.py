@@ -11,6 +11,7 @@ import numpy as np
 from jaxspec.decoding import Target
 from jaxspec.models import abstract
 from jaxspec.models.transformer import Transformer, TransformerConfig
+from jaxspec.models.upsampler import UpsamplerConfig
 from jaxspec.models.vq import VQ, VQConfig, from_uint8, to_uint8, to_uint8_truncated
 from jaxspec.reading import Asked, Padded, Reader, Shown
 from jaxspec.sampling import Sampling, image_keys
@@ -45,6 +46,8 @@ class PipelineConfig:
       defaults: sampling settings: measured, or those of the published code.
       about: data, licences and training, as text.
       pixels: how they become bytes.
+      upsamplers: (pixels before, pixels after, network) of each that is learned, see
+        `jaxspec.upsampling.Latents`.
     """
 
     name: str
@@ -54,6 +57,7 @@ class PipelineConfig:
     defaults: Defaults
     about: str = ""
     pixels: Bytes = "rounded"
+    upsamplers: tuple[tuple[int, int, UpsamplerConfig], ...] = ()
 
     def __post_init__(self):
         """Raises ValueError if the parts do not belong together."""
@@ -71,6 +75,13 @@ class PipelineConfig:
                         f"{self.name}: the model for {size} px has {name} {found}, "
                         f"but {who} needs {want}"
                     )
+        for before, after, network in self.upsamplers:
+            if network.code_width != self.vq.code_width:
+                raise ValueError(
+                    f"{self.name}: the network from {before} to {after} px has codes "
+                    f"of width {network.code_width}, its tokenizer of "
+                    f"{self.vq.code_width}"
+                )
         if self.pixels not in _TO_UINT8:
             known = " or ".join(_TO_UINT8)
             raise ValueError(f"pixels must be {known}, not {self.pixels!r}")
@@ -96,7 +107,8 @@ class Pipeline:
     """A family's weights with its configuration; goes through jit and device_put.
 
     Attributes:
-      params: {"decoders": {"128": ...}, "vq": ...}, and what its reader has, such as
+      params: {"decoders": {"128": ...}, "vq": ...}, {"upsamplers": {"64-128": ...}}
+        if there are any, and what its reader has, such as
         {"text": {"table": [V, width]}}.
       config: static.
     """
@@ -278,10 +290,12 @@ class Pipeline:
 
 def abstract_params(config: PipelineConfig) -> dict[str, Any]:
     """Shapes and float32 types of a family's parameters; computes nothing."""
+    upsamplers = {f"{a}-{b}": abstract.upsampler(c) for a, b, c in config.upsamplers}
     return {
         "decoders": {str(size): abstract.transformer(c) for size, c in config.decoders},
         "vq": abstract.vq(config.vq),
         **config.text.parameters(config.decoders[0][1]),
+        **({"upsamplers": upsamplers} if upsamplers else {}),
     }
 
 

@@ -109,6 +109,8 @@ class Latents:
     A network takes grids of as many rows as it was trained for, of any width. Where
     none goes all the way, several are chained, each as far as it goes.
 
+    `generate` gives `Latents()` those of the family; `Latents.create` takes your own.
+
     Attributes:
       networks: parameters, by rows before and after, such as {(8, 16): ...}.
       codes: [V, d], the codebook as it is used.
@@ -146,6 +148,29 @@ class Latents:
             codes=codes,
             configs=tuple((*way, networks[way][0]) for way in ways),
         )
+
+    def bind(self, pipeline: "Pipeline") -> "Latents":
+        """With the networks of a family, unless it has some.
+
+        Raises:
+          ValueError: the family has none.
+        """
+        if self.codes is not None:
+            return self
+        config, params = pipeline.config, pipeline.params
+        if not config.upsamplers:
+            raise ValueError(
+                f"{config.name} has no learned upsamplers: take Pixels() or Nearest()"
+            )
+        networks = {
+            (before // config.vq.factor, after // config.vq.factor): (
+                network,
+                params["upsamplers"][f"{before}-{after}"],
+            )
+            for before, after, network in config.upsamplers
+        }
+        codes: Any = VQ(config.vq).apply(params["vq"], method="codes")
+        return Latents.create(networks, codes)
 
     def __call__(self, tokens: jax.Array, grid: tuple[int, int]) -> jax.Array:
         rows, codes = tokens.shape[1], self.codes

@@ -12,17 +12,12 @@ import jaxspec
 from experiments.emoji import train_upsampler
 from jaxspec.models.upsampler import Resampler, UpsamplerConfig
 from jaxspec.models.vq import VQ, VQConfig, from_uint8, nearest, unit
+from jaxspec.pipeline import Pipeline, abstract_params
 from jaxspec.training import TrainState
 from jaxspec.upsampling import Latents, Nearest, Pixels
 from tests import toy
 
-
-@pytest.fixture(autouse=True, scope="module")
-def compiled_quickly():
-    """Each program runs a few times: XLA's optimisations take longer than they save."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 
 def test_nearest_by_hand():
@@ -151,6 +146,42 @@ def test_networks_are_chained_the_furthest_first():
         Latents()(tokens, (4, 6))
     with pytest.raises(ValueError, match="a network from 2 to 8 rows .* scale is 2"):
         Latents.create({(2, 8): networks[2, 4]}, CODES)
+
+
+# In the library.
+
+
+@pytest.fixture(scope="module")
+def family():
+    """The toy family with networks between its two sizes."""
+    plain = toy.family()
+    up = replace(UP, code_width=plain.config.vq.code_width)
+    ways = ((8, 16, up), (16, 8, replace(up, direction="down")))
+    config = replace(plain.config, upsamplers=ways)
+    return Pipeline(toy.randomly(abstract_params(config)), config)
+
+
+def test_a_family_brings_its_networks(family, tmp_path):
+    jaxspec.save(family, tmp_path / "toy")
+    names = {p.name for p in (tmp_path / "toy").glob("upsamplers-*.safetensors")}
+    assert names == {"upsamplers-8-16.safetensors", "upsamplers-16-8.safetensors"}
+    loaded = jaxspec.load(tmp_path / "toy")
+    assert loaded.config == family.config
+    codes = jnp.asarray(family.params["vq"]["params"]["codebook"])
+    codes /= jnp.linalg.norm(codes, axis=-1, keepdims=True)
+    latents = Latents().bind(loaded)
+    assert latents.bind(toy.family()) is latents
+    # Pictures of 8 and 16 px are 2 and 4 rows.
+    for before, after, config in family.config.upsamplers:
+        rows, wanted = before // 4, after // 4
+        tokens = jnp.asarray(np.random.default_rng(0).integers(0, 12, (2, rows, rows)))
+        params = family.params["upsamplers"][f"{before}-{after}"]
+        want = nearest(Resampler(config).apply(params, codes[tokens]), codes)
+        np.testing.assert_array_equal(latents(tokens, (wanted, wanted)), want)
+    with pytest.raises(ValueError, match="toy has no learned upsamplers: take Pixels"):
+        Latents().bind(toy.family())
+    with pytest.raises(ValueError, match="8 to 16 px has codes of width 3, its token"):
+        replace(family.config, upsamplers=((8, 16, UP),))
 
 
 # Training.

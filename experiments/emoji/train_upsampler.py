@@ -74,7 +74,7 @@ class UpsamplerTraining:
         return bool(self.pixels or self.perceptual or self.patches)
 
 
-codes_alone = partial(UpsamplerTraining, steps=2400, batch=64, rate=2e-3)
+codes_alone = partial(UpsamplerTraining, steps=700, batch=64, rate=4e-3)
 pictures = partial(
     UpsamplerTraining,
     steps=600,
@@ -87,7 +87,7 @@ pictures = partial(
 )
 STAGES = {
     "upsampler-64-128": codes_alone(64, 128),
-    "downsampler-128-64": codes_alone(128, 64, steps=1200),
+    "downsampler-128-64": codes_alone(128, 64, steps=400),
     "upsampler-64-128-pixels": pictures(64, 128, start="upsampler-64-128"),
 }
 
@@ -337,7 +337,7 @@ def train(
         folder=folder,
         settings=asdict(settings),
         evaluate=make_evaluate(settings, pairs, tokenizer, drawings),
-        save_every=200,
+        save_every=100,
     )
 
 

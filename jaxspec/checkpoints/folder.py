@@ -32,6 +32,7 @@ from jaxspec.checkpoints.writer import (
     write_orbax,
 )
 from jaxspec.models.transformer import TransformerConfig
+from jaxspec.models.upsampler import UpsamplerConfig
 from jaxspec.models.vq import VQConfig
 from jaxspec.pipeline import Defaults, Pipeline, PipelineConfig, abstract_params
 from jaxspec.reading.llamagen import CaptionReader, ClassReader
@@ -81,6 +82,10 @@ def config_to_json(config: PipelineConfig) -> dict[str, Any]:
     """A family's configuration as `config.json` holds it."""
     out = dataclasses.asdict(config)
     out["decoders"] = {str(size): dataclasses.asdict(c) for size, c in config.decoders}
+    out["upsamplers"] = {
+        f"{before}-{after}": dataclasses.asdict(c)
+        for before, after, c in config.upsamplers
+    }
     text = {"kind": config.text.kind, **out["text"]}
     if text.get("spec") is not None:
         text["spec"] = TOKENIZER  # its own file
@@ -91,6 +96,10 @@ def _config_from_json(values: dict[str, Any], folder: Path) -> PipelineConfig:
     decoders = tuple(
         (int(size), from_dict(TransformerConfig, c))
         for size, c in sorted(values["decoders"].items(), key=lambda kv: int(kv[0]))
+    )
+    upsamplers = tuple(
+        (*map(int, way.split("-")), from_dict(UpsamplerConfig, c))
+        for way, c in values.get("upsamplers", {}).items()
     )
     text = dict(values["text"])
     if "kind" not in text:  # from before there were several
@@ -103,6 +112,7 @@ def _config_from_json(values: dict[str, Any], folder: Path) -> PipelineConfig:
         {
             **values,
             "decoders": decoders,
+            "upsamplers": upsamplers,
             "vq": from_dict(VQConfig, values["vq"]),
             "text": from_dict(reader, text),
             "defaults": from_dict(Defaults, values["defaults"]),
@@ -179,7 +189,7 @@ def to_files(flat: dict[str, Any]) -> dict[str, dict[str, Any]]:
     parts: dict[str, dict[str, Any]] = {}
     for key, x in flat.items():
         first, second, *_ = key.split("/")
-        name = f"{first}-{second}" if first == "decoders" else first
+        name = f"{first}-{second}" if first in ("decoders", "upsamplers") else first
         parts.setdefault(f"{name}.safetensors", {})[key] = x
     return parts
 

@@ -10,6 +10,7 @@ from jaxspec.models.qwen2 import Qwen2, Qwen2Config
 from jaxspec.models.t5 import T5Config, T5Encoder
 from jaxspec.models.ta_tok import TaTok, TaTokConfig
 from jaxspec.models.transformer import Transformer, TransformerConfig
+from jaxspec.models.upsampler import Resampler, UpsamplerConfig
 from jaxspec.models.vq import VQ, VQConfig
 
 
@@ -28,6 +29,12 @@ def vq(config: VQConfig) -> Any:
     """Of `VQ`."""
     shape = (1, config.factor, config.factor, 3)
     return _init(VQ(config).init, jax.ShapeDtypeStruct(shape, jnp.float32))
+
+
+def upsampler(config: UpsamplerConfig) -> Any:
+    """Of `Resampler`."""
+    shape = (1, config.scale, config.scale, config.code_width)
+    return _init(Resampler(config).init, jax.ShapeDtypeStruct(shape, jnp.float32))
 
 
 def qwen2(config: Qwen2Config) -> Any:

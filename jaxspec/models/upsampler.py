@@ -37,9 +37,9 @@ class UpsamplerConfig:
     code_width: int
     direction: Literal["up", "down"] = "up"
     scale: int = 2
-    width: int = 96
+    width: int = 64
     blocks: int = 3
-    large_width: int = 64
+    large_width: int = 32
     large_blocks: int = 1
     row_causal: bool = True
 
