@@ -4,6 +4,7 @@ import importlib.util
 import os
 
 import jax
+import pytest
 
 # The comparisons with torch; `make test-torch` installs what they need.
 collect_ignore = [] if importlib.util.find_spec("torch") else ["torch"]
@@ -21,3 +22,14 @@ def pytest_configure(config):
     # A shape that broadcasts by adding axes is a mistake more often than not.
     jax.config.update("jax_numpy_rank_promotion", "raise")
     jax.config.update("jax_default_matmul_precision", "highest")
+
+
+@pytest.fixture(scope="module")
+def compiled_quickly():
+    """For modules whose programs run a few times: XLA optimises longer than it saves.
+
+    Taken by `pytestmark = pytest.mark.usefixtures("compiled_quickly")`.
+    """
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)

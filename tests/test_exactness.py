@@ -41,12 +41,7 @@ TOP_K = {"temperature": 0.8, "guidance": 1.5, "top_k": 2}
 TOP_P = {"temperature": 1.2, "guidance": 0.5, "guided_cells": 3, "top_p": 0.8}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def compiled_quickly():
-    """Each program runs once: XLA's optimisations take longer than they save."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 
 def drafter(grid, codes=3, batch=1, **sampling):

@@ -1,20 +1,16 @@
-"""MuLo-SD: geometry, a slow reference of the whole method, counts."""
+"""MuLo-SD: against a slow reference, counts by hand, in the library."""
 
 import json
 from dataclasses import replace
-from itertools import product
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import jaxspec
 from jaxspec.acceptance import Amplified
-from jaxspec.decoding import ACCEPTED, DRAWN, RESAMPLED, wavefront
-from jaxspec.decoding.islands import expand, label
+from jaxspec.decoding import ACCEPTED, DRAWN, RESAMPLED
 from jaxspec.methods import AR, SCD, ZipAR
 from jaxspec.methods.mulo import MuLo
 from jaxspec.methods.upsampled import draft_keys
@@ -23,155 +19,9 @@ from jaxspec.sampling import ACCEPT, cell_keys, uniform
 from jaxspec.testing import keys_of
 from jaxspec.upsampling import Nearest, Pixels
 from tests import toy
-from tests.test_decoding import Slow, board
+from tests.slow_mulo import SlowDrafter, SlowMuLo
 
-
-@pytest.fixture(autouse=True, scope="module")
-def compiled_quickly():
-    """Each program runs a few times: XLA's optimisations take longer than they save."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
-# Geometry.
-
-
-def around(rejected: np.ndarray, radius: int, how: str, clip: str) -> np.ndarray:
-    """Cells [H, W] drawn again, by the words of `MuLo`."""
-    h, w = rejected.shape
-    rejects = [(i, j) for i, j in product(range(h), range(w)) if rejected[i, j]]
-    out = np.zeros((h, w), bool)
-    for (i, j), t in product(product(range(h), range(w)), rejects):
-        near = max(abs(i - t[0]), abs(j - t[1])) <= radius
-        if how == "forward":
-            near &= (i, j) >= t
-        if how == "raster":
-            near = (i, j) >= min(rejects)
-        if clip == "first":
-            near &= (i, j) >= min(rejects)
-        out[i, j] |= near
-    return out
-
-
-def islands_of(cells: np.ndarray) -> np.ndarray:
-    """A number for each 8-connected part of cells [H, W], filled one by one."""
-    numbers = np.full(cells.shape, -1)
-    for start in np.argwhere(cells):
-        border = [tuple(start)] if numbers[tuple(start)] < 0 else []
-        while border:
-            i, j = border.pop()
-            inside = 0 <= i < cells.shape[0] and 0 <= j < cells.shape[1]
-            if inside and cells[i, j] and numbers[i, j] < 0:
-                numbers[i, j] = start[0] * cells.shape[1] + start[1]
-                border += product(range(i - 1, i + 2), range(j - 1, j + 2))
-    return numbers
-
-
-def strings(cells) -> list[str]:
-    return ["".join("x" if x else "." for x in row) for row in np.asarray(cells)]
-
-
-def test_expansion_by_hand():
-    rejected = board(
-        "......",
-        "...x..",
-        "......",
-        "x.....",
-        "......",
-    )
-    got = lambda *args: strings(expand(rejected, *args)[0])
-    assert got(1, "square", "first") == [
-        "......",
-        "...xx.",
-        "xxxxx.",
-        "xx....",
-        "xx....",
-    ]
-    assert got(1, "square", "block") == [
-        "..xxx.",
-        "..xxx.",
-        "xxxxx.",
-        "xx....",
-        "xx....",
-    ]
-    assert got(1, "forward", "block") == [
-        "......",
-        "...xx.",
-        "..xxx.",
-        "xx....",
-        "xx....",
-    ]
-    raster = ["......", "...xxx", "xxxxxx", "xxxxxx", "xxxxxx"]
-    assert got(1, "raster", "first") == raster
-    assert got(0, "square", "first") == strings(rejected[0])
-    assert (
-        strings(expand(board("....", "...."), 3, "raster", "first")[0]) == ["...."] * 2
-    )
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.data())
-def test_expansion_and_islands_against_loops(data):
-    h, w = data.draw(st.sampled_from([(1, 5), (4, 7), (6, 3)]))
-    bits = data.draw(st.lists(st.booleans(), min_size=2 * h * w, max_size=2 * h * w))
-    sparse = data.draw(st.sampled_from([0, 0.7, 0.9]))
-    keep = np.random.default_rng(0).random((2, h, w)) >= sparse
-    cells = np.array(bits).reshape(2, h, w) & keep
-    radius = data.draw(st.sampled_from([0, 1, 2, 9]))
-    how = data.draw(st.sampled_from(["square", "forward", "raster"]))
-    clip = data.draw(st.sampled_from(["first", "block"]))
-    got = np.asarray(expand(jnp.asarray(cells), radius, how, clip))
-    labels = np.asarray(label(jnp.asarray(cells)))
-    for b in range(2):
-        np.testing.assert_array_equal(got[b], around(cells[b], radius, how, clip))
-        want = islands_of(cells[b])
-        # The same cells have the same number, whichever it is.
-        pairs = set(zip(want.ravel().tolist(), labels[b].ravel().tolist(), strict=True))
-        assert len(pairs) == len(set(want.ravel())) == len(set(labels[b].ravel()))
-        assert (-1, -1) in pairs or cells[b].all()
-
-
-def test_ready_in_islands_on_every_board():
-    """All 4096 boards of 3 by 4 cells, and all that is done of them at random."""
-    boards = np.array(list(product([False, True], repeat=12))).reshape(-1, 3, 4)
-    labels = np.stack([islands_of(x) for x in boards])
-    pending = boards & (np.random.default_rng(0).random(boards.shape) < 0.8)
-    run = jax.jit(wavefront.ready, static_argnums=(1, 2))
-    for window in (1, 2, 4):
-        got = np.asarray(run(jnp.asarray(pending), window, False, jnp.asarray(labels)))
-        for i, j in product(range(3), range(4)):
-            want = pending[:, i, j].copy()
-            if j > 0:
-                want &= ~pending[:, i, j - 1]
-            for c in range(min(j + window, 4)) if i else ():
-                same = labels[:, i - 1, c] == labels[:, i, j]
-                want &= ~(pending[:, i - 1, c] & same)
-            np.testing.assert_array_equal(got[:, i, j], want)
-        np.testing.assert_array_equal(got.any((1, 2)), pending.any((1, 2)))
-
-
-def passes_of(pending: np.ndarray, method: MuLo, most: int | None) -> int:
-    """Of the schedule alone."""
-    islands = label(jnp.asarray(pending)) if method.order == "islands" else None
-    run = jax.jit(wavefront.ready, static_argnums=(1, 2))
-    pending, count = pending.copy(), 0
-    while pending.any():
-        now = np.asarray(run(jnp.asarray(pending), method.window, False, islands))
-        pending[tuple(np.argwhere(now)[:most].T)] = False
-        count += 1
-    return count
-
-
-@pytest.mark.parametrize("window", [4, 16])
-@pytest.mark.parametrize("share", [0.01, 0.03])
-def test_the_default_frontier_is_as_fast_as_any(window, share):
-    rejected = np.random.default_rng(0).random((1, 32, 32)) < share
-    pending = np.asarray(expand(jnp.asarray(rejected), 3, "square", "first"))
-    islands, rows = MuLo(window=window), MuLo(window=window, order="rows")
-    least = passes_of(pending, islands, None)
-    assert passes_of(pending, islands, islands.most_at_once((32, 32))) <= 1.02 * least
-    assert passes_of(pending, rows, None) >= least
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 
 # Against loops.
@@ -187,130 +37,6 @@ def target():
 @pytest.fixture(scope="module")
 def draft():
     return toy.target(toy.transformer(LOW, CODES), BATCH)
-
-
-class SlowMuLo(Slow):
-    """MuLo-SD for one image, in loops and float64, by the words of its docstring."""
-
-    def run(self, method: MuLo, low: "SlowDrafter", keeps, choose):
-        """Tokens, origin and pass of each cell [N], and passes of target and drafter.
-
-        Neither model is told more of the other than tokens.
-        """
-        (h, w), n = self.config.grid, self.config.cells
-        self.tokens, self.fresh, self.number = {}, set(), 0
-        self.passes, self.origin = [-1] * n, np.zeros(n, int)
-        rows, drawn = method.rows or LOW[0], 0
-        scale = h // LOW[0], w // LOW[1]
-        for top in range(0, LOW[0], rows):
-            verified = np.array([self.tokens[u] for u in range(top * scale[0] * w)])
-            verified = verified.reshape(-1, w)[:: scale[0], :: scale[1]]
-            grid = low.draft(verified.ravel().tolist(), (top + rows) * LOW[1])
-            drawn += rows * LOW[1] - (top == 0) + (top > 0)
-            drafts = grid.repeat(scale[0], 0).repeat(scale[1], 1).ravel()
-            begin, end = top * scale[0] * w, (top + rows) * scale[0] * w
-            self.round(method, dict(enumerate(drafts)), begin, end, keeps, choose)
-        tokens = [self.tokens[u] for u in range(n)]
-        return tokens, self.origin, self.passes, self.number, drawn
-
-    def put(self, cell: int, token: int, seen) -> np.ndarray:
-        """Feeds a token at a cell that sees others, and says what follows it."""
-        p, x = self.config.prefix_length, self.p["token_embedding"][token]
-        seen = [*range(p), *(p + c for c in seen if c < cell)]
-        self.slots[p + cell], logits = self.feed(x, p + cell, seen)
-        return logits
-
-    def round(self, method: MuLo, drafts: dict, begin: int, end: int, keeps, choose):
-        (h, w), n, size = self.config.grid, self.config.cells, end - begin
-        block = range(begin, end)
-        again = range(begin - size if method.refresh == "after" else begin, begin)
-        late = {c for c in range(begin) if c not in self.fresh or c in again}
-        self.tokens |= {u: drafts[u] for u in block}
-        logits = {0: self.first}
-        self.fresh |= late | {*range(begin - 1, begin)} - {-1}
-        for c in sorted(late | {*range(begin - 1, end - 1)} - {-1}):
-            logits[c + 1] = self.put(c, self.tokens[c], self.fresh | {*block})
-        rejected = np.zeros(n, bool)
-        for u in block:
-            rejected[u] = not keeps(u, logits[u], drafts[u])
-        redrawn = around(
-            rejected.reshape(h, w), method.radius, method.expand, method.clip
-        ).ravel()
-        pending = {u for u in block if redrawn[u]}
-        self.fresh |= {*block[:-1]} - pending
-        for u in block:
-            self.origin[u] = DRAWN if u in pending else ACCEPTED
-            self.origin[u] = RESAMPLED if rejected[u] else self.origin[u]
-        if 0 in pending:
-            pending.remove(0)
-            self.tokens[0] = choose(0, self.first)
-
-        fed = -(-size // w // (method.rows_at_once or h))
-        self.number += fed
-        for u in {*block} - pending:
-            self.passes[u] = self.number
-        if method.refresh == "before" and pending:
-            self.number += fed
-            again = {*block[:-1]} - pending
-            self.fresh |= again
-            for c in sorted(again):
-                self.put(c, self.tokens[c], self.fresh)
-        self.redraw(method, pending, end, choose)
-
-    def redraw(self, method: MuLo, pending: set, end: int, choose):
-        (h, w), n = self.config.grid, self.config.cells
-        labels = np.array([u in pending for u in range(n)]).reshape(h, w)
-        labels = islands_of(labels).ravel()
-        if method.order == "rows":
-            labels = np.zeros(n, int)
-        raster, stale = method.order == "raster", method.context == "stale"
-        window = w if raster else min(method.window, w)
-        most = 1 if raster else method.frontier or 2 * -(-w // method.window)
-        while pending:
-            self.number += 1
-            now = [u for u in sorted(pending) if self.free(u, pending, window, labels)]
-            inputs = {u - 1: u for u in now[:most]}
-            due = [c for c in range(min(end, n - 1)) if c not in self.fresh | pending]
-            inputs |= dict.fromkeys([c for c in due if c not in inputs][:most])
-            new = {}
-            for fed, u in sorted(inputs.items()):
-                source = fed
-                if fed in pending and not stale:
-                    done = {c: 0 for c in range(end) if c not in pending}
-                    source = self.stand_in(fed, done)
-                seen = range(end) if stale else self.fresh
-                logits = self.put(fed, self.tokens[source], seen)
-                if fed not in pending:
-                    self.fresh.add(fed)
-                if u is not None:
-                    new[u] = choose(u, logits)
-            self.tokens |= new
-            pending -= {*new}
-            for u in new:
-                self.passes[u] = self.number
-
-    def free(self, u: int, pending: set, window: int, labels: np.ndarray) -> bool:
-        w = self.config.grid[1]
-        i, j = divmod(u, w)
-        above = [(i - 1) * w + c for c in range(min(j + window, w))] if i else []
-        above = [c for c in above if labels[c] == labels[u]]
-        left = [u - 1] if j else []
-        return not any(c in pending for c in above + left)
-
-
-class SlowDrafter(Slow):
-    """Draws rows in raster order behind others, which are fed first."""
-
-    def draft(self, tokens: list[int], count: int) -> np.ndarray:
-        p, logits = self.config.prefix_length, self.first
-        for c in range(count):
-            if c == len(tokens):
-                tokens.append(self.choose(c, logits))
-            x = self.p["token_embedding"][tokens[c]]
-            if c < self.config.cells - 1:
-                seen = [s for s in self.slots if s < p + c]
-                self.slots[p + c], logits = self.feed(x, p + c, seen)
-        return np.array(tokens).reshape(-1, self.config.grid[1])
 
 
 def noise(keys, cells: int) -> np.ndarray:
