@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxspec
-from experiments.emoji import train_ar
+from experiments.emoji import train_ar, train_upsampler
 from jaxspec.models.vq import VQConfig
 from jaxspec.pipeline import Defaults, Pipeline, PipelineConfig
 from jaxspec.text import PieceText
@@ -19,7 +19,20 @@ ABOUT = (
     "Twemoji by Twitter, Inc and other contributors (CC BY 4.0). Captions: "
     "emojibase-data (MIT). Word vectors: reduced from all-MiniLM-L6-v2 (Apache-2.0)."
 )
+UPSAMPLERS = ("upsampler-64-128", "downsampler-128-64")  # stages; others are variants
 DEFAULTS = Defaults(size=128, guidance=2.0, temperature=0.7, top_k=100, top_p=1.0)
+
+
+def upsamplers(folder: Path) -> tuple[tuple, dict]:
+    """Configurations and parameters of those trained in `folder`."""
+    configs, params = [], {}
+    for stage in UPSAMPLERS:
+        if (folder / stage / PARAMS).exists():
+            settings = train_upsampler.STAGES[stage]
+            configs.append((settings.source, settings.wanted, settings.model))
+            way = f"{settings.source}-{settings.wanted}"
+            params[way] = load_params(folder / stage)["network"]
+    return tuple(configs), {"upsamplers": params} if params else {}
 
 
 def assemble(
@@ -41,8 +54,12 @@ def assemble(
     size = DEFAULTS.size if DEFAULTS.size in configs else max(configs)
     defaults = replace(DEFAULTS, size=size)
     sizes = tuple(sorted(configs.items()))
-    config = PipelineConfig("emoji", sizes, vq, text, defaults, ABOUT)
+    learned, learned_params = upsamplers(folder)
+    config = PipelineConfig(
+        "emoji", sizes, vq, text, defaults, ABOUT, upsamplers=learned
+    )
     params = {"decoders": decoders, "vq": vq_params, "text": {"table": table}}
+    params |= learned_params
     return Pipeline(params, config)
 
 
