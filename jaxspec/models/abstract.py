@@ -54,3 +54,11 @@ def ta_tok(config: TaTokConfig) -> Any:
     """Of `TaTok`."""
     shape = (1, config.image, config.image, 3)
     return _init(TaTok(config).init, jax.ShapeDtypeStruct(shape, jnp.float32))
+
+
+_OF = {Qwen2Config: qwen2, T5Config: t5, TaTokConfig: ta_tok}
+
+
+def network(config: Any) -> Any:
+    """Of the network that a configuration is of: one that reads prompts."""
+    return _OF[type(config)](config)

@@ -18,9 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from tokenizers import Tokenizer
 
-from jaxspec.models import abstract
 from jaxspec.models.t5 import T5Config, T5Encoder
-from jaxspec.models.transformer import TransformerConfig
 from jaxspec.reading import Asked, Padded, Reader, Shown, check_texts, ids_of, timed
 from jaxspec.reading.captions import clean_caption
 from jaxspec.text import tokenizer_of
@@ -145,8 +143,8 @@ class CaptionReader(Reader):
             "prefix_width": self.width,
         }
 
-    def parameters(self, decoder: TransformerConfig) -> dict[str, Any]:
-        return {} if self.t5 is None else {"t5": abstract.t5(self.t5)}
+    def networks(self) -> dict[str, Any]:
+        return {} if self.t5 is None else {"t5": self.t5}
 
     # What is asked for.
 

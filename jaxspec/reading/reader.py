@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
+from jaxspec.models import abstract
 from jaxspec.models.transformer import TransformerConfig
 
 
@@ -91,9 +92,13 @@ class Reader(ABC):
     def wants(self) -> dict[str, Any]:
         """Fields of the `TransformerConfig` that it conditions, as they must be."""
 
+    def networks(self) -> dict[str, Any]:
+        """Configurations of its own networks, by the part of the family."""
+        return {}
+
     def parameters(self, decoder: TransformerConfig) -> dict[str, Any]:
         """Shapes and types of its own parameters, by the part of the family."""
-        return {}
+        return {place: abstract.network(c) for place, c in self.networks().items()}
 
     @abstractmethod
     def read(self, prompts: Sequence[Any]) -> Asked:

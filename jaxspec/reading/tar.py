@@ -16,10 +16,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from jaxspec.language import Grammar, write
-from jaxspec.models import abstract
 from jaxspec.models.qwen2 import Qwen2, Qwen2Config
 from jaxspec.models.ta_tok import TaTok, TaTokConfig
-from jaxspec.models.transformer import TransformerConfig
 from jaxspec.reading import Asked, Reader, Shown, check_texts, ids_of, timed
 from jaxspec.sampling import Sampling
 from jaxspec.text import tokenizer_of
@@ -146,11 +144,9 @@ class TarReader(Reader):
             "prefix_length": self.counts[0],
         }
 
-    def parameters(self, decoder: TransformerConfig) -> dict[str, Any]:
-        parts = {"ta_tok": abstract.ta_tok(self.ta_tok)}
-        if self.writer is not None:
-            parts["llm"] = abstract.qwen2(self.writer.config)
-        return parts
+    def networks(self) -> dict[str, Any]:
+        own = {"ta_tok": self.ta_tok}
+        return own if self.writer is None else {**own, "llm": self.writer.config}
 
     # What is asked for.
 
