@@ -12,7 +12,11 @@ if TYPE_CHECKING:
     from jaxspec.generation import Generated, decode_tokens, generate
     from jaxspec.methods import (
         AR,
+        EAGLE,
+        EAGLE2,
         GSD,
+        LANTERN,
+        LANTERNPP,
         PJD,
         SCD,
         SJD,
@@ -31,8 +35,12 @@ _HOME = {
     "Addition": "methods",
     "Amplify": "methods",
     "Decoded": "decoding",
+    "EAGLE": "methods",
+    "EAGLE2": "methods",
     "GSD": "methods",
     "Generated": "generation",
+    "LANTERN": "methods",
+    "LANTERNPP": "methods",
     "Method": "decoding",
     "MuLo": "methods",
     "PJD": "methods",
@@ -56,7 +64,11 @@ _HOME = {
 
 __all__ = [
     "AR",
+    "EAGLE",
+    "EAGLE2",
     "GSD",
+    "LANTERN",
+    "LANTERNPP",
     "PJD",
     "SCD",
     "SJD",

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxspec.decoding import Target
 from jaxspec.models import abstract
+from jaxspec.models.drafter import Eagle
 from jaxspec.models.transformer import Transformer, TransformerConfig
 from jaxspec.models.upsampler import UpsamplerConfig
 from jaxspec.models.vq import VQ, VQConfig, from_uint8, to_uint8, to_uint8_truncated
@@ -48,6 +49,8 @@ class PipelineConfig:
       pixels: how they become bytes.
       upsamplers: (pixels before, pixels after, network) of each that is learned, see
         `jaxspec.upsampling.Latents`.
+      drafters: (pixels, network) of each EAGLE drafter, trained with the model of that
+        size.
     """
 
     name: str
@@ -58,6 +61,7 @@ class PipelineConfig:
     about: str = ""
     pixels: Bytes = "rounded"
     upsamplers: tuple[tuple[int, int, UpsamplerConfig], ...] = ()
+    drafters: tuple[tuple[int, TransformerConfig], ...] = ()
 
     def __post_init__(self):
         """Raises ValueError if the parts do not belong together."""
@@ -82,6 +86,10 @@ class PipelineConfig:
                     f"of width {network.code_width}, its tokenizer of "
                     f"{self.vq.code_width}"
                 )
+        for size, network in self.drafters:
+            if size not in self.sizes:
+                raise ValueError(f"{self.name}: a drafter for {size} px has no target")
+            Eagle({}, network).check(dict(self.decoders)[size])
         if self.pixels not in _TO_UINT8:
             known = " or ".join(_TO_UINT8)
             raise ValueError(f"pixels must be {known}, not {self.pixels!r}")
@@ -109,7 +117,8 @@ class Pipeline:
     Attributes:
       params: {"decoders": {"128": ...}, "vq": ...}, {"upsamplers": {"64-128": ...}}
         if there are any, and what its reader has, such as
-        {"text": {"table": [V, width]}}.
+        {"text": {"table": [V, width]}}. EAGLE drafters, if there are any, are
+        {"drafters": {"128": ...}}.
       config: static.
     """
 
@@ -224,6 +233,21 @@ class Pipeline:
             Transformer(config), params, condition, sampling, visible, codes
         )
 
+    def drafter(self, size: int | None = None) -> Eagle:
+        """The EAGLE drafter of the model of one size.
+
+        Raises:
+          ValueError: there is none.
+        """
+        size, drafters = self.config.check_size(size), dict(self.config.drafters)
+        if size not in drafters:
+            sizes = ", ".join(f"{x} px" for x in drafters) or "no size"
+            raise ValueError(
+                f"{self.config.name} has a drafter for {sizes}, and none for {size} "
+                "px: give the method one, draft=..."
+            )
+        return Eagle(self.params["drafters"][str(size)], drafters[size])
+
     def images(self, tokens: jax.Array | np.ndarray) -> np.ndarray:
         """Pictures uint8 [B, h * factor, w * factor, 3] of code grids [B, h, w].
 
@@ -291,11 +315,13 @@ class Pipeline:
 def abstract_params(config: PipelineConfig) -> dict[str, Any]:
     """Shapes and float32 types of a family's parameters; computes nothing."""
     upsamplers = {f"{a}-{b}": abstract.upsampler(c) for a, b, c in config.upsamplers}
+    drafters = {str(size): abstract.eagle(c) for size, c in config.drafters}
     return {
         "decoders": {str(size): abstract.transformer(c) for size, c in config.decoders},
         "vq": abstract.vq(config.vq),
         **config.text.parameters(config.decoders[0][1]),
         **({"upsamplers": upsamplers} if upsamplers else {}),
+        **({"drafters": drafters} if drafters else {}),
     }
 
 

@@ -11,8 +11,7 @@ import pytest
 from jaxspec.acceptance import Ratio
 from jaxspec.decoding import ACCEPTED, BONUS, DRAWN, RESAMPLED, advance, begin, tree
 from jaxspec.decoding.drafting import Dynamic, Growth, Static, Tree, ancestors, take
-from jaxspec.methods import AR
-from jaxspec.methods.eagle import EAGLE, EAGLE2
+from jaxspec.methods import AR, EAGLE, EAGLE2
 from jaxspec.models.transformer import Cache
 from jaxspec.testing import exact_check, keys_of, toy_target
 from tests import toy
@@ -21,12 +20,7 @@ SMALL = ((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0))
 TREE = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0))
 
 
-@pytest.fixture(autouse=True, scope="module")
-def compiled_quickly():
-    """Each program runs once: XLA's optimisations take longer than they save."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 
 # Shapes.

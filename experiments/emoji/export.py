@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxspec
-from experiments.emoji import train_ar, train_upsampler
+from experiments.emoji import train_ar, train_drafter, train_upsampler
+from jaxspec.models.drafter import eagle_config
 from jaxspec.models.vq import VQConfig
 from jaxspec.pipeline import Defaults, Pipeline, PipelineConfig
 from jaxspec.text import PieceText
@@ -33,6 +34,18 @@ def upsamplers(folder: Path) -> tuple[tuple, dict]:
             way = f"{settings.source}-{settings.wanted}"
             params[way] = load_params(folder / stage)["network"]
     return tuple(configs), {"upsamplers": params} if params else {}
+
+
+def drafters(folder: Path) -> tuple[tuple, dict]:
+    """Configurations and parameters of those trained in `folder`."""
+    configs, params = [], {}
+    for stage, settings in train_drafter.STAGES.items():
+        if (folder / stage / PARAMS).exists():
+            configs.append(
+                (settings.size, eagle_config(settings.model, settings.hidden))
+            )
+            params[str(settings.size)] = load_params(folder / stage)
+    return tuple(configs), {"drafters": params} if params else {}
 
 
 def assemble(
@@ -60,6 +73,8 @@ def assemble(
     )
     params = {"decoders": decoders, "vq": vq_params, "text": {"table": table}}
     params |= learned_params
+    networks, trained = drafters(folder)
+    params, config = params | trained, replace(config, drafters=networks)
     return Pipeline(params, config)
 
 

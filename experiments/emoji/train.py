@@ -4,8 +4,9 @@ python -m experiments.emoji.train --stage all
 
 Stages: prepare (render the drawings), text (tables of word pieces), vq, codes, 32, 64,
 128, 128-long, 256, networks that enlarge codes (upsampler-64-128 ...) and make them
-small (downsampler-128-64 ...), export. Everything goes to `runs/emoji`; `export` writes
-the family's folder. `--smoke` is a run of a minute that shows that all of it works.
+small (downsampler-128-64 ...), drafter, export. Everything goes to `runs/emoji`;
+`export` writes the family's folder. `--smoke` is a run of a minute that shows that all
+of it works.
 """
 
 import os
@@ -19,7 +20,7 @@ STAGES = (
     *("prepare", "text", "vq", "codes"),
     *("32", "64", "128", "128-long", "256"),
     *("upsampler-64-128", "downsampler-128-64", "upsampler-64-128-pixels"),
-    "export",
+    *("drafter", "export"),
 )
 
 
@@ -40,8 +41,10 @@ def run_stage(stage: str, folder: Path, smoke: bool, out: Path) -> None:
     from experiments.emoji import (
         codes,
         data,
+        export,
         text_table,
         train_ar,
+        train_drafter,
         train_upsampler,
         train_vq,
     )
@@ -52,6 +55,7 @@ def run_stage(stage: str, folder: Path, smoke: bool, out: Path) -> None:
         text_table.write(folder / "text", *text_table.build_family())
         return
     settings, between = train_ar.STAGES.get(stage), train_upsampler.STAGES.get(stage)
+    settings = settings or train_drafter.STAGES.get(stage)
     sizes = [settings.size] if settings else data.SIZES
     sizes = [between.source, between.wanted] if between else sizes
     drawings = data.load(folder, sizes)  # renders them the first time
@@ -82,10 +86,9 @@ def run_stage(stage: str, folder: Path, smoke: bool, out: Path) -> None:
         return
     text = codes.reader(folder)
     table = load_file(folder / "text" / "text.safetensors")["table"]
+    parts = vq.model, vq_params, codebook, text, table
     if stage == "export":
-        from experiments.emoji import export
-
-        export.export(folder, out, vq.model, vq_params, codebook, text, table)
+        export.export(folder, out, *parts)
         return
     assert settings is not None
     if smoke:
@@ -97,6 +100,10 @@ def run_stage(stage: str, folder: Path, smoke: bool, out: Path) -> None:
         table,
         codebook,
     )
+    if isinstance(settings, train_drafter.DrafterTraining):
+        family = export.assemble(folder, *parts)
+        train_drafter.train(settings, family, corpus, drawings, folder / stage)
+        return
     smaller = load_params(folder / settings.start) if settings.start else None
     train_ar.train(settings, corpus, drawings, codebook, folder / stage, smaller)
 

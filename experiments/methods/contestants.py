@@ -7,7 +7,21 @@ from typing import Literal
 
 from jaxspec.acceptance import Cooled
 from jaxspec.decoding import Method
-from jaxspec.methods import AR, GSD, PJD, SCD, SJD, Addition, Amplify, MuLo, ZipAR
+from jaxspec.methods import (
+    AR,
+    EAGLE,
+    EAGLE2,
+    GSD,
+    LANTERN,
+    LANTERNPP,
+    PJD,
+    SCD,
+    SJD,
+    Addition,
+    Amplify,
+    MuLo,
+    ZipAR,
+)
 
 REFERENCE = "AR"
 OTHER_SEED = 1000  # of all methods but AR, so that no draw is shared with AR's
@@ -39,6 +53,14 @@ CONTESTANTS = (
     Contestant("PJD-4", PJD(window=8, context=4, coupling="maximal"), "biased"),
     Contestant("MuLo", MuLo(radius=1, window=4), "biased"),
     Contestant("SJD-cooled", SJD(16, rule=Cooled()), "biased"),
+    Contestant("EAGLE-2", EAGLE2(), "exact"),
+    Contestant("EAGLE-2-12", EAGLE2(depth=4, top_k=4, total=12), "exact"),
+    Contestant("EAGLE", EAGLE(), "exact"),
+    # A neighbourhood of the share of the codes that 1000 are of LlamaGen's 16,384.
+    Contestant("LANTERN", LANTERN(neighbours=32, delta=0.1), "biased"),
+    Contestant("LANTERN-0.4", LANTERN(neighbours=32, delta=0.4), "biased"),
+    Contestant("LANTERN++", LANTERNPP(), "biased"),
+    Contestant("LANTERN++optimal", LANTERNPP(residual="optimal"), "biased"),
 )
 
 

@@ -15,6 +15,7 @@ from jaxspec.checkpoints.readers import Checkpoint, read
 from jaxspec.checkpoints.single import convert_model, load_model
 from jaxspec.checkpoints.tables import (
     ARDTOK,
+    LANTERN_DRAFTER,
     LLAMAGEN,
     LLAMAGEN_VQ,
     QWEN2,
@@ -24,6 +25,7 @@ from jaxspec.checkpoints.tables import (
 
 __all__ = [
     "ARDTOK",
+    "LANTERN_DRAFTER",
     "LLAMAGEN",
     "LLAMAGEN_VQ",
     "QWEN2",

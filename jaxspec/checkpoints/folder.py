@@ -40,6 +40,7 @@ from jaxspec.reading.tar import TarReader
 from jaxspec.text import PieceText, tokenizer_of
 
 FAMILIES = Path(__file__).parent.parent / "families"
+SEVERAL = ("decoders", "upsamplers", "drafters")  # a file for each of them
 TOKENIZER = "tokenizer.json"
 READERS = {x.kind: x for x in (PieceText, ClassReader, CaptionReader, TarReader)}
 
@@ -86,6 +87,7 @@ def config_to_json(config: PipelineConfig) -> dict[str, Any]:
         f"{before}-{after}": dataclasses.asdict(c)
         for before, after, c in config.upsamplers
     }
+    out["drafters"] = {str(size): dataclasses.asdict(c) for size, c in config.drafters}
     text = {"kind": config.text.kind, **out["text"]}
     if text.get("spec") is not None:
         text["spec"] = TOKENIZER  # its own file
@@ -93,10 +95,12 @@ def config_to_json(config: PipelineConfig) -> dict[str, Any]:
 
 
 def _config_from_json(values: dict[str, Any], folder: Path) -> PipelineConfig:
-    decoders = tuple(
-        (int(size), from_dict(TransformerConfig, c))
-        for size, c in sorted(values["decoders"].items(), key=lambda kv: int(kv[0]))
-    )
+    def by_size(networks):
+        return tuple(
+            (int(size), from_dict(TransformerConfig, c))
+            for size, c in sorted(networks.items(), key=lambda kv: int(kv[0]))
+        )
+
     upsamplers = tuple(
         (*map(int, way.split("-")), from_dict(UpsamplerConfig, c))
         for way, c in values.get("upsamplers", {}).items()
@@ -111,7 +115,8 @@ def _config_from_json(values: dict[str, Any], folder: Path) -> PipelineConfig:
         PipelineConfig,
         {
             **values,
-            "decoders": decoders,
+            "decoders": by_size(values["decoders"]),
+            "drafters": by_size(values.get("drafters", {})),
             "upsamplers": upsamplers,
             "vq": from_dict(VQConfig, values["vq"]),
             "text": from_dict(reader, text),
@@ -189,7 +194,7 @@ def to_files(flat: dict[str, Any]) -> dict[str, dict[str, Any]]:
     parts: dict[str, dict[str, Any]] = {}
     for key, x in flat.items():
         first, second, *_ = key.split("/")
-        name = f"{first}-{second}" if first in ("decoders", "upsamplers") else first
+        name = f"{first}-{second}" if first in SEVERAL else first
         parts.setdefault(f"{name}.safetensors", {})[key] = x
     return parts
 

@@ -111,6 +111,26 @@ LLAMAGEN_VQ = Table(
 )
 
 
+# EAGLE's drafter, as LANTERN has it for LlamaGen; its one layer is layer 0.
+
+_EAGLE = "layers.0."
+EAGLE_ENTRIES = (
+    Entry("token_embedding", ("embed_tokens.weight",)),
+    Entry("join", ("fc.weight",), LINEAR),
+    Entry("join_bias", ("fc.bias",)),
+    Entry("qkv", tuple(f"{_EAGLE}self_attn.{x}_proj.weight" for x in "qkv"), LINEAR),
+    Entry("attention_out", (f"{_EAGLE}self_attn.o_proj.weight",), LINEAR),
+    Entry("ffn_norm", (f"{_EAGLE}post_attention_layernorm.weight",)),
+    Entry(
+        "gate_up",
+        (f"{_EAGLE}mlp.gate_proj.weight", f"{_EAGLE}mlp.up_proj.weight"),
+        LINEAR,
+    ),
+    Entry("down", (f"{_EAGLE}mlp.down_proj.weight",), LINEAR),
+)
+LANTERN_DRAFTER = Table(entries=lambda config: EAGLE_ENTRIES, init=abstract.eagle)
+
+
 # Hugging Face's Qwen2.
 
 _QWEN2 = "model.layers.{layer}."

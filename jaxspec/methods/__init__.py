@@ -1,7 +1,9 @@
 """Decoding methods, one module a published method."""
 
 from jaxspec.methods.ar import AR
+from jaxspec.methods.eagle import EAGLE, EAGLE2
 from jaxspec.methods.gsd import GSD, Addition, Amplify
+from jaxspec.methods.lantern import LANTERN, LANTERNPP
 from jaxspec.methods.mulo import MuLo
 from jaxspec.methods.pjd import PJD
 from jaxspec.methods.scd import SCD
@@ -11,7 +13,11 @@ from jaxspec.methods.zipar import ZipAR
 
 __all__ = [
     "AR",
+    "EAGLE",
+    "EAGLE2",
     "GSD",
+    "LANTERN",
+    "LANTERNPP",
     "PJD",
     "SCD",
     "SJD",

@@ -121,7 +121,7 @@ def entry(cls: Any) -> Entry:
     types = get_type_hints(cls)
     knobs = tuple(
         Knob(f.name, types[f.name], f.default, _meaning(meanings, f.name))
-        for f in sorted(dataclasses.fields(cls), key=lambda f: f.kw_only)
+        for f in sorted(dataclasses.fields(cls), key=lambda f: f.kw_only is True)
     )
     guarantee = re.search(r"Guarantee: (.+?)\.(?=\s|$)", about, re.DOTALL)
     source = re.search(r"\(([^()]*arXiv \d{4}\.\d{4,5}[^()]*)\)", about)

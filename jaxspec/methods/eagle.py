@@ -1,13 +1,18 @@
 """EAGLE and EAGLE-2: trees of drafts, judged in one pass."""
 
 from abc import ABC, abstractmethod
-from dataclasses import field
+from dataclasses import field, replace
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from jaxspec.acceptance import Ratio, Rule
 from jaxspec.decoding import Decoded, Target, drafting, method_class, tree
 from jaxspec.models.drafter import Eagle
+from jaxspec.sampling import Sampling
+
+if TYPE_CHECKING:
+    from jaxspec.pipeline import Pipeline
 
 # EAGLE's own tree (its code's `mc_sim_7b_63`): 4, 8, 8, 3 and 2 nodes of depth 1 to 5.
 EAGLE_TREE = (
@@ -61,6 +66,15 @@ class Treed(ABC):
 
     def step(self, target: Target, state: tree.TreeState) -> tree.TreeState:
         return tree.step(target, self._growing(target), state, self.rule)
+
+    def bind(
+        self, pipeline: "Pipeline", condition: jax.Array, sampling: Sampling, size: int
+    ) -> Any:
+        """With the family's drafter for that size, where none is given."""
+        if self.draft is not None:
+            return self
+        method: Any = self
+        return replace(method, draft=pipeline.drafter(size))
 
     def _growing(self, target: Target) -> drafting.Growing:
         """How trees grow here; raises ValueError if the drafter cannot."""

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxspec.models.drafter import EagleHead
 from jaxspec.models.qwen2 import Qwen2, Qwen2Config
 from jaxspec.models.t5 import T5Config, T5Encoder
 from jaxspec.models.ta_tok import TaTok, TaTokConfig
@@ -35,6 +36,13 @@ def upsampler(config: UpsamplerConfig) -> Any:
     """Of `Resampler`."""
     shape = (1, config.scale, config.scale, config.code_width)
     return _init(Resampler(config).init, jax.ShapeDtypeStruct(shape, jnp.float32))
+
+
+def eagle(config: TransformerConfig) -> Any:
+    """Of `EagleHead`."""
+    features = jax.ShapeDtypeStruct((1, 1, config.width), jnp.float32)
+    tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    return _init(EagleHead(config).init, features, tokens)
 
 
 def qwen2(config: Qwen2Config) -> Any:

@@ -139,14 +139,4 @@ class Eagle:
                 )
 
 
-def abstract_eagle(config: TransformerConfig) -> Any:
-    """Shapes and float32 types of a drafter's parameters; computes nothing."""
-    return jax.eval_shape(
-        EagleHead(config).init,
-        jax.eval_shape(jax.random.key, 0),
-        jax.ShapeDtypeStruct((1, 1, config.width), jnp.float32),
-        jax.ShapeDtypeStruct((1, 1), jnp.int32),
-    )
-
-
-__all__ = ["Eagle", "EagleHead", "abstract_eagle", "eagle_config"]
+__all__ = ["Eagle", "EagleHead", "eagle_config"]

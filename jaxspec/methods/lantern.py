@@ -1,0 +1,243 @@
+"""LANTERN and LANTERN++: trees of drafts, judged by the mass of what looks alike."""
+
+from abc import abstractmethod
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.acceptance import Rule, at, residual
+from jaxspec.decoding import Target, drafting, method_class
+from jaxspec.methods.eagle import EAGLE_TREE, Treed, check_counts
+from jaxspec.models.drafter import Eagle
+from jaxspec.neighbours import nearest_codes, neighbour_table
+from jaxspec.sampling import Sampling
+
+if TYPE_CHECKING:
+    from jaxspec.pipeline import Pipeline
+
+Residual = Literal["plain", "pooled", "optimal", "released", "released-static"]
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """Keep x with min(1, p~(x) / q(x)), p~(x) being p of x and of codes near to it.
+
+    Of the `neighbours` nearest codes, from the nearest on, those are pooled whose sum
+    is at most `delta` (LANTERN, section 4.2), or with `times` at most (times - 1) p(x)
+    (LANTERN++). What the rule gets as codes is int32 [V, neighbours or more], the
+    nearest others of each code.
+
+    Attributes:
+      neighbours, delta, times: as above.
+      residual: what a reject leaves of p. "plain" is norm([p - q]+), "pooled" the same
+        without the pooled codes, "optimal" norm([p - min(q, p~)]+) as in Cool-SD (arXiv
+        2601.09212). If any code was pooled, "released" is plain without the neighbours
+        and one more, all codes alike if that is nothing, and "released-static" plain
+        with a q that has none of these.
+    """
+
+    neighbours: int
+    delta: float = 0.0
+    times: float | None = None
+    residual: Residual = "plain"
+
+    def __call__(self, log_p, log_q, drafts, codes):
+        mass, _ = self._pool(log_p, drafts, codes)
+        return jnp.minimum(1.0, mass / jnp.exp(at(log_q, drafts)))
+
+    def _pool(self, log_p, drafts, codes):
+        """The mass p~ of drafts [B, T], and which neighbours [B, T, k] are pooled."""
+        own = jnp.exp(at(log_p, drafts))
+        near = jnp.exp(at(log_p, codes[drafts][..., : self.neighbours]))
+        most = self.delta if self.times is None else (self.times - 1) * own[..., None]
+        within = jnp.cumsum(near, axis=-1) <= most
+        return own + jnp.sum(jnp.where(within, near, 0), axis=-1), within
+
+    def rejected(self, log_p, log_q, drafts, codes):
+        """What a reject of drafts [B, 1] leaves of p [B, 1, V]."""
+        if self.residual == "plain":
+            return residual(log_p, log_q)
+        if self.residual == "optimal":
+            every = jnp.broadcast_to(jnp.arange(len(codes)), log_p[:, 0].shape)
+            mass, _ = self._pool(log_p, every, codes)
+            return residual(log_p, jnp.minimum(log_q, jnp.log(mass)[:, None]))
+        _, within = self._pool(log_p, drafts, codes)
+        if self.residual == "pooled":
+            near = codes[drafts][..., : self.neighbours]
+            gone = _marked(near, within, log_p.shape[-1])
+            return residual(jnp.where(gone, -jnp.inf, log_p), log_q)
+        near = codes[drafts][..., : self.neighbours + 1]
+        some = jnp.any(within, axis=-1, keepdims=True)
+        gone = _marked(near, jnp.broadcast_to(some, near.shape), log_p.shape[-1])
+        if self.residual == "released-static":
+            return residual(log_p, jnp.where(gone, -jnp.inf, log_q))
+        left = jnp.where(gone, -jnp.inf, residual(log_p, log_q))
+        left = jnp.where(jnp.any(left > -jnp.inf, axis=-1, keepdims=True), left, 0.0)
+        return jax.nn.log_softmax(left, axis=-1)
+
+
+def _marked(codes: jax.Array, chosen: jax.Array, size: int) -> jax.Array:
+    """Which of all codes [B, 1, V] are among codes [B, 1, k], where chosen."""
+    none = jnp.zeros((len(codes), size), bool)
+    index = jnp.where(chosen, codes, size)[:, 0]
+    rows = jnp.arange(len(codes))[:, None]
+    return none.at[rows, index].set(True, mode="drop")[:, None]
+
+
+def others(target: Target, table: jax.Array | None, count: int) -> jax.Array:
+    """The `count` nearest others of each code, of a table or of the target's codes.
+
+    Raises:
+      ValueError: there is neither, or the table has another shape.
+    """
+    codes = target.model.config.vocab_size
+    count = min(count, codes - 1)
+    if table is not None:
+        if table.ndim != 2 or len(table) != codes or table.shape[1] < count:
+            raise ValueError(
+                f"table must be [{codes}, {count} or more], the nearest others of each "
+                f"code, not {list(table.shape)}"
+            )
+        return table[:, :count]
+    if target.codes is None:
+        raise ValueError(
+            "LANTERN pools the nearest codes, and the target has no codes: create it "
+            "with codes=..., or give a table"
+        )
+    return nearest_codes(target.codes, count + 1)[:, 1:]
+
+
+class Lenient(Treed):
+    """What the two share: a table of neighbours."""
+
+    @property
+    @abstractmethod
+    def neighbours(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def table(self) -> jax.Array | None: ...
+
+    def codes(self, target: Target) -> jax.Array:
+        return others(target, self.table, self.neighbours + 1)
+
+    def bind(
+        self, pipeline: "Pipeline", condition: jax.Array, sampling: Sampling, size: int
+    ) -> Any:
+        """With the family's drafter and its codes' neighbours, where none are given."""
+        method: Any = super().bind(pipeline, condition, sampling, size)
+        codes = pipeline.target(condition, sampling, size).codes
+        if self.table is not None or codes is None:
+            return method
+        count = min(self.neighbours + 2, len(codes))
+        return replace(method, table=neighbour_table(codes, count)[:, 1:])
+
+
+@method_class
+class LANTERN(Lenient):
+    """LANTERN (Jang et al. 2024, arXiv 2410.03355): EAGLE-2's trees, judged leniently.
+
+    Codes that look alike stand in for one another: a child x is kept with p of x and of
+    its nearest codes, as many as together have `delta` at most.
+
+    Guarantee: biased; with `delta` 0, exact.
+
+    Attributes:
+      draft, depth, top_k, total: as for `EAGLE2`.
+      neighbours: nearest codes that may be pooled; all, if there are fewer.
+      delta: of probability that may be moved to a child at most, 0 to 1.
+      residual: what is left of p behind a reject: "pooled" is without it and what was
+        pooled with it; "released" is as in the authors' code, without all of the
+        neighbours, and one more, if any was pooled.
+      table: int32 [V, neighbours or more], the nearest others of each code, from the
+        nearest on; by default by distance of `Target.codes`. It needs one column more
+        than `neighbours` for "released".
+    """
+
+    draft: Target | Eagle | None = field(
+        default=None, repr=False, metadata={"arrays": True}
+    )
+    depth: int = 5
+    top_k: int = 10
+    total: int = 58
+    neighbours: int = 1000
+    delta: float = 0.1
+    residual: Literal["pooled", "released"] = "pooled"
+    table: jax.Array | None = field(default=None, repr=False, metadata={"arrays": True})
+
+    def __post_init__(self):
+        check_counts(
+            depth=self.depth,
+            top_k=self.top_k,
+            total=self.total,
+            neighbours=self.neighbours,
+        )
+        if not 0 <= self.delta <= 1:
+            raise ValueError(f"delta must be 0 to 1, not {self.delta}")
+        check_choice("residual", self.residual, ("pooled", "released"))
+
+    @property
+    def shape(self) -> drafting.Dynamic:
+        return drafting.Dynamic(self.depth, self.top_k, self.total)
+
+    @property
+    def rule(self) -> Rule:
+        return Pooled(self.neighbours, delta=self.delta, residual=self.residual)
+
+
+@method_class
+class LANTERNPP(Lenient):
+    """LANTERN++ (Park et al. 2025, arXiv 2502.06352): a static tree, a bound by ratio.
+
+    A child x is kept with p~(x) / q(x), p~(x) being p of x and of its nearest codes, as
+    many as together have (ratio - 1) p(x) at most: where p spreads over many codes, a
+    bound that all share, LANTERN's, pools either nothing or too much.
+
+    Guarantee: biased; with `ratio` 1 and the residual "plain", exact.
+
+    Attributes:
+      draft, tree, drawn: as for `EAGLE`.
+      neighbours, table: as for `LANTERN`.
+      ratio: the paper's lambda, 1 or more: how many times p(x) p~(x) may be.
+      residual: what is left of p behind a reject: "plain" is norm([p - q]+), as for
+        `EAGLE`; "optimal" is norm([p - min(q, p~)]+), which makes the error least;
+        "released" is as in the authors' code: plain, of a q without the neighbours, and
+        one more, if any was pooled.
+    """
+
+    draft: Target | Eagle | None = field(
+        default=None, repr=False, metadata={"arrays": True}
+    )
+    tree: tuple[tuple[int, ...], ...] = field(default=EAGLE_TREE, repr=False)
+    drawn: bool = True
+    neighbours: int = 10
+    ratio: float = 5.0
+    residual: Literal["plain", "optimal", "released"] = "plain"
+    table: jax.Array | None = field(default=None, repr=False, metadata={"arrays": True})
+
+    def __post_init__(self):
+        drafting.Static(self.tree)
+        check_counts(neighbours=self.neighbours)
+        if not self.ratio >= 1:
+            raise ValueError(f"ratio must be 1 or more, not {self.ratio}")
+        check_choice("residual", self.residual, ("plain", "optimal", "released"))
+
+    @property
+    def shape(self) -> drafting.Static:
+        return drafting.Static(self.tree)
+
+    @property
+    def rule(self) -> Rule:
+        kind = "released-static" if self.residual == "released" else self.residual
+        return Pooled(self.neighbours, times=self.ratio, residual=kind)
+
+
+def check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
+    """Raises ValueError if the value is not known."""
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(known)}, not {value!r}")
+
+
+__all__ = ["LANTERN", "LANTERNPP", "Pooled"]

@@ -1,0 +1,144 @@
+"""EAGLE's drafter: the released one's outputs, its cache, and decoding with it."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec import Sampling
+from jaxspec.decoding import Target
+from jaxspec.decoding.drafting import Sequel
+from jaxspec.methods import AR, EAGLE2
+from jaxspec.models.drafter import Eagle, EagleHead, eagle_config
+from jaxspec.models.transformer import Cache, Transformer
+from jaxspec.testing import keys_of, random_weights, toy_target
+from tests import toy
+from tests.parity import published
+
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+RELEASED = "lantern_drafter_llamagen_t2i_tiny"
+
+
+@pytest.fixture(scope="module")
+def released():
+    return published(RELEASED)
+
+
+def test_the_released_drafter(released):
+    hidden, tokens = released.expected["hidden"], released.expected["tokens"]
+    out = jax.jit(EagleHead(released.config).apply)(released.params, hidden, tokens)
+    np.testing.assert_allclose(out, released.expected["output"], atol=1e-4)
+
+
+def test_the_released_drafter_through_its_cache(released):
+    """The prefix at once, then three at a time."""
+    hidden, tokens = released.expected["hidden"], released.expected["tokens"]
+    config, (b, t) = released.config, tokens.shape
+
+    @jax.jit
+    def feed(cache, features, tokens, first):
+        slots = first + jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        visible = jnp.arange(cache.slots)[None, None] <= slots[..., None]
+        args = features, tokens, slots, cache, visible, slots
+        return EagleHead(config).apply(released.params, *args, method="extend")
+
+    cache, found = Cache.empty(config, b), []
+    p = config.prefix_length
+    for a, z in [(0, p), *((i, i + 3) for i in range(p, t, 3))]:
+        out, cache = feed(cache, hidden[:, a:z], tokens[:, a:z], np.int32(a))
+        found.append(out)
+    out = np.concatenate(found, axis=1)
+    np.testing.assert_allclose(out, released.expected["output"], atol=1e-4)
+
+
+def rotary_target(batch: int, **sampling) -> Target:
+    """A toy whose positions are rotary."""
+    target = toy_target((3, 4), 12, batch)
+    config = replace(target.model.config, positions="rotary")
+    shapes = jax.eval_shape(
+        Transformer(config).init,
+        jax.random.key(0),
+        target.condition[:1],
+        jnp.zeros((1, 12), jnp.int32),
+    )
+    settings = Sampling.create(12, **sampling)
+    weights = random_weights(shapes)
+    return Target.create(Transformer(config), weights, target.condition, settings)
+
+
+def eagle_of(target: Target, seed: int = 5) -> Eagle:
+    """A random drafter of a target."""
+    config = eagle_config(target.model.config, hidden=24)
+    shapes = jax.eval_shape(
+        EagleHead(config).init,
+        jax.random.key(0),
+        jnp.zeros((1, 1, config.width)),
+        jnp.zeros((1, 1), jnp.int32),
+    )
+    return Eagle(random_weights(shapes, seed), config)
+
+
+def test_it_drafts_from_the_targets_features_of_both_rows():
+    """Through the cache what it is teacher-forced, with guidance on both rows."""
+    target = toy_target((3, 4), 12, 2, guidance=2.0)
+    eagle = eagle_of(target)
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 12, (2, 12)))
+
+    @jax.jit
+    def both(target, eagle):
+        first, cache = target.read_prefix()
+        cells = jnp.broadcast_to(jnp.arange(12), (2, 12))
+        seen = jnp.broadcast_to(jnp.tri(12, dtype=bool), (2, 12, 12))
+        every = jnp.ones((2, 12), bool)
+        read, _ = target.read(cache, tokens, cells, every, seen)
+        features = jnp.concatenate([first, read], axis=1)[:, :-1]
+        before = jnp.pad(target.rows(tokens), ((0, 0), (eagle.config.prefix_length, 0)))
+        forced = EagleHead(eagle.config).apply(eagle.params, features, before)[:, 3:]
+        drafter = Sequel(eagle, target)
+        log_q, out, _ = drafter.follow(
+            drafter.prefill(first, 0),
+            features[:, 3:],
+            tokens,
+            cells,
+            every,
+            seen,
+            cells,
+        )
+        return forced, out, target.log_probs(forced, cells + 1), log_q
+
+    forced, out, want, log_q = both(target, eagle)
+    np.testing.assert_allclose(out, forced, atol=1e-4)
+    np.testing.assert_allclose(log_q, want, atol=1e-4)
+
+
+def test_decoding_with_it_draws_what_ar_draws():
+    """With rotary positions, which belong to cells, not to slots of a cache."""
+    target, keys = rotary_target(2, guidance=2.0), keys_of(2)
+    method = EAGLE2(eagle_of(target), depth=3, top_k=3, total=8)
+    out = toy.decode_jitted(method, target, keys)
+    want = toy.decode_jitted(AR(), target, keys).tokens
+    np.testing.assert_array_equal(out.tokens, want)
+    np.testing.assert_array_equal(out.prefill_passes, 2)
+    # Another drafter compiles nothing.
+    with toy.compilations() as compiled:
+        other = replace(method, draft=eagle_of(target, seed=6))
+        again = toy.decode_jitted(other, target, keys)
+    assert compiled == []
+    np.testing.assert_array_equal(again.tokens, want)
+
+
+def test_a_drafter_of_another_target_is_refused():
+    eagle, keys = eagle_of(toy_target((3, 4), 12)), keys_of(1)
+    for other, said in [
+        (
+            toy_target((4, 3), 12),
+            r"its grid is \(3, 4\), and this target needs \(4, 3\)",
+        ),
+        (toy_target((3, 4), 9), "its vocab_size is 12, and this target needs 9"),
+        (toy_target((3, 4), 12, width=8), "its width is 16, and this target needs 8"),
+        (rotary_target(1), "its positions is learned, and this target needs rotary"),
+    ]:
+        with pytest.raises(ValueError, match=f"made for another target: {said}"):
+            EAGLE2(eagle).start(other, keys)
