@@ -364,7 +364,8 @@ def models_of(pipeline: Pipeline) -> Models:
         f"decoders/{size}": (c, params["decoders"][str(size)])
         for size, c in config.decoders
     }
-    return decoders | {"vq": (config.vq, params["vq"])}
+    others = {"vq": config.vq} | config.text.networks()
+    return decoders | {place: (c, params[place]) for place, c in others.items()}
 
 
 def read_reference(path: str | os.PathLike) -> dict[str, np.ndarray]:

@@ -83,7 +83,7 @@ class TarReader(Reader):
 
     def __post_init__(self):
         """Raises ValueError for a scale or a setting that there is not."""
-        if self.scale not in SCALES:
+        if type(self.scale) is not int or self.scale not in SCALES:
             raise ValueError(f"scale must be 0, 1 or 2, not {self.scale!r}")
         if not isinstance(self.only_images, bool | np.bool_):
             raise ValueError(f"only_images must be a bool, not {self.only_images!r}")
