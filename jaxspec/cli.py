@@ -4,6 +4,7 @@ What takes long to import is imported inside the commands, so that `--help` is f
 """
 
 import itertools
+import json
 import os
 import re
 import shutil
@@ -80,7 +81,10 @@ Examples:
 def generate(
     prompts: Annotated[
         list[str],
-        typer.Argument(metavar="PROMPT", help="What to draw; several are a batch."),
+        typer.Argument(
+            metavar="PROMPT",
+            help="What to draw, or the number of a class; several are a batch.",
+        ),
     ],
     size: Annotated[
         int | None,
@@ -126,6 +130,22 @@ def generate(
     family: Annotated[
         str, typer.Option(metavar="NAME_OR_FOLDER", help="Which models draw.")
     ] = "emoji",
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="How the family reads prompts; `jaxspec info` lists its options.  May "
+            "be given several times.",
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TYPE",
+            help="Of the weights: float32, bfloat16, float16, or file for what the "
+            "files have.  [default: float32]",
+        ),
+    ] = None,
     out: Annotated[
         str | None,
         typer.Option(
@@ -165,7 +185,7 @@ def generate(
             import jaxspec
 
             jaxspec.use_compile_cache()
-            params = jaxspec.load(family)
+            params = jaxspec.load(family, **_type(dtype))
             result = jaxspec.generate(
                 params,
                 prompts,
@@ -178,6 +198,7 @@ def generate(
                 top_k=top_k,
                 top_p=top_p,
                 progress=progress,
+                **_reading(option or []),
             )
         for path, file in _write(_files(result), out):
             typer.echo(f"wrote {path}")
@@ -246,13 +267,38 @@ def methods(
             typer.echo(line)
 
 
+def _pairs(option: str, texts: list[str]) -> Iterator[tuple[str, str]]:
+    """Names and values of an option that is given as NAME=VALUE."""
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise ValueError(f"{option} must be NAME=VALUE, not {text!r}")
+        yield name, value
+
+
+def _type(name: str | None) -> dict[str, Any]:
+    """The type of the weights, as an argument of `load`."""
+    known = ("float32", "bfloat16", "float16", "file")
+    if name is not None and name not in known:
+        raise ValueError(f"--dtype must be {', '.join(known)}, not {name!r}")
+    return {} if name is None else {"dtype": None if name == "file" else name}
+
+
+def _reading(texts: list[str]) -> dict[str, Any]:
+    """Options of the family's reader; numbers, true and false as JSON has them."""
+    given = {}
+    for name, text in _pairs("--option", texts):
+        try:
+            given[name] = json.loads(text)
+        except ValueError:
+            given[name] = text
+    return given
+
+
 def _method(name: str | None, window: int | None, knobs: list[str]) -> Any:
     """The method that the options ask for; None is the library's default."""
     given = {} if window is None else {"window": str(window)}
-    for text in knobs:
-        knob, equals, value = text.partition("=")
-        if not (knob and equals):
-            raise ValueError(f"--knob must be NAME=VALUE, not {text!r}")
+    for knob, value in _pairs("--knob", knobs):
         if knob in given:
             raise ValueError(f"{knob} is given twice")
         given[knob] = value

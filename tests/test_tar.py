@@ -6,6 +6,7 @@ import re
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import jaxspec
@@ -148,13 +149,18 @@ def language_model(folder, special=SPECIAL, settings=None, vocabulary=400):
 
 
 @pytest.fixture(scope="module")
-def speaking(sources, tmp_path_factory):
-    """Tar with a language model of random weights."""
+def spoken(sources, tmp_path_factory):
+    """A folder of Tar with a language model of random weights."""
     folder = tmp_path_factory.mktemp("speaking")
     llm = language_model(folder / "llm", settings={"repetition_penalty": 1.1})
     said = convert(sources, folder / "tar", **{"--llm": llm})
     assert said.exit_code == 0, said.output
-    return jaxspec.load(folder / "tar")
+    return folder / "tar"
+
+
+@pytest.fixture(scope="module")
+def speaking(spoken):
+    return jaxspec.load(spoken)
 
 
 def test_prompts_are_put_as_published(speaking):
@@ -191,6 +197,18 @@ def test_from_prompts_to_pictures(drawn):
     stages = {"prompts", "language", "features", "decode", "pictures"}
     assert drawn.seconds.keys() == stages
     assert drawn.settings["only_images"] is True
+
+
+def test_the_command_draws_the_same(drawn, spoken, tmp_path):
+    words = ["--family", spoken, "--size", 64, "--seed", 5, "--temperature", 0]
+    words += ["--option", "only_images=true", "--option", "language_top_k=400"]
+    out = run("generate", LONG, "a cat", *words, "--out", f"{tmp_path}/")
+    assert out.exit_code == 0 and out.stderr == "", out.output
+    with Image.open(tmp_path / "a-cat-seed5.png") as image:
+        np.testing.assert_array_equal(np.asarray(image), drawn.images[1])
+        assert json.loads(image.text["settings"]) == drawn.settings
+    told = run("generate", "a", "--family", spoken, "--option", "scale=7")
+    assert told.stderr == "error: scale must be 0, 1 or 2, not 7\n"
 
 
 def test_a_row_depends_on_its_prompt_and_number_alone(drawn, speaking):
@@ -237,6 +255,7 @@ def test_short_texts_are_filled_and_named(speaking):
         ({"semantic_tokens": INDICES, "features": INDICES}, "give one of"),
         ({"prompts": "a", "semantic_tokens": INDICES}, "not both"),
         ({"semantic_tokens": INDICES, "scale": 3}, "scale must be 0, 1 or 2, not 3"),
+        ({"semantic_tokens": INDICES, "scale": True}, "0, 1 or 2, not True"),
         ({"semantic_tokens": INDICES, "clean": 1}, "no option 'clean'; its options: s"),
     ],
 )
