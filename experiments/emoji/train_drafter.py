@@ -175,11 +175,11 @@ def train(
     corpus: train_ar.Corpus,
     drawings: Drawings,
     folder: Path,
-    save_every: int = 250,
+    save_every: int = 125,
 ) -> TrainState:
     """Trains a drafter of the family's model of a size into `folder`."""
     target = dict(pipeline.config.decoders)[settings.size]
-    params = pipeline.params["decoders"][str(settings.size)]
+    params = jax.tree.map(jnp.asarray, pipeline.params["decoders"][str(settings.size)])
     eagle = init(settings, target, params)
     optimizer = train_ar.make_optimizer(settings)
     index = drawings.index("train")
