@@ -30,7 +30,7 @@ from jaxspec.acceptance import at
 from jaxspec.decoding import Target, blocks
 from jaxspec.decoding.blocks import Block
 from jaxspec.generation import image_keys
-from jaxspec.methods.mulo import draft_keys
+from jaxspec.methods.upsampled import draft_keys
 from jaxspec.neighbours import neighbour_table
 from jaxspec.pipeline import Pipeline
 from jaxspec.sampling import Sampling
@@ -247,7 +247,7 @@ def markdown(record: dict[str, Any]) -> str:
 def main(
     low: Annotated[int, typer.Option(help="The small size, in pixels.")] = 64,
     high: Annotated[int, typer.Option(help="The large one.")] = 128,
-    count: Annotated[int, typer.Option(help="Drawings of test_pair.")] = 300,
+    count: Annotated[int, typer.Option(help="Drawings of test_pair.")] = 200,
     family: Annotated[str, typer.Option(help="A packaged one or a folder.")] = "emoji",
     folder: Annotated[
         Path, typer.Option(help="Where drawings and trained networks are kept.")

@@ -21,17 +21,19 @@ if TYPE_CHECKING:
 # (tokens, grid) -> tokens, as above.
 Upsampler = Callable[[jax.Array, tuple[int, int]], jax.Array]
 Filter = Literal["bicubic", "lanczos3", "lanczos5", "bilinear", "nearest"]
+# Those that a family gives all that they need (see `named`).
+Name = Literal["pixels", "latents", "nearest"]
 
 
 def resized(
-    upsampler: Upsampler, tokens: jax.Array, grid: tuple[int, int]
+    upsampler: Upsampler | Name, tokens: jax.Array, grid: tuple[int, int]
 ) -> jax.Array:
     """What an upsampler makes of tokens [B, h, w], int32 [B, H, W].
 
     Raises:
       ValueError: it does not keep its promise.
     """
-    out, shape = upsampler(tokens, grid), (len(tokens), *grid)
+    out, shape = named(upsampler)(tokens, grid), (len(tokens), *grid)
     if out.shape != shape or not jnp.issubdtype(out.dtype, jnp.integer):
         raise ValueError(
             f"the upsampler must return whole numbers {list(shape)}, not "
@@ -204,4 +206,29 @@ class Latents:
         return end, lambda latents: Resampler(ways[end]).apply(params, latents)
 
 
-__all__ = ["Filter", "Latents", "Nearest", "Pixels", "Upsampler", "resized"]
+_NAMED: dict[str, type] = {"pixels": Pixels, "latents": Latents, "nearest": Nearest}
+
+
+def named(upsampler: Any) -> Any:
+    """The upsampler of a name, with its defaults; anything else stays as it is.
+
+    Raises:
+      ValueError: no upsampler has that name.
+    """
+    if not isinstance(upsampler, str):
+        return upsampler
+    if upsampler not in _NAMED:
+        raise ValueError(f"upsampler must be {' or '.join(_NAMED)}, not {upsampler!r}")
+    return _NAMED[upsampler]()
+
+
+__all__ = [
+    "Filter",
+    "Latents",
+    "Name",
+    "Nearest",
+    "Pixels",
+    "Upsampler",
+    "named",
+    "resized",
+]

@@ -10,6 +10,7 @@ from PIL import Image
 
 import jaxspec
 from experiments.emoji import train_upsampler
+from jaxspec.methods.catalogue import named
 from jaxspec.models.upsampler import Resampler, UpsamplerConfig
 from jaxspec.models.vq import VQ, VQConfig, from_uint8, nearest, unit
 from jaxspec.pipeline import Pipeline, abstract_params
@@ -149,6 +150,33 @@ def test_networks_are_chained_the_furthest_first():
 
 
 # In the library.
+
+
+def test_upsamplers_have_names():
+    mulo = named("mulo")
+    for name, kind in (("latents", Latents), ("pixels", Pixels), ("nearest", Nearest)):
+        method = mulo.make({"upsampler": name, "downsampler": name})
+        assert type(method.upsampler) is type(method.downsampler) is kind
+    assert mulo.make({}) == jaxspec.MuLo(upsampler=Pixels()) and mulo.make({}) != method
+    assert jaxspec.MuLo(downsampler=None).downsampler is None
+    said = "upsampler must be pixels or latents or nearest, not 'bicubic'"
+    with pytest.raises(ValueError, match=said):
+        jaxspec.MuLo(upsampler="bicubic")
+
+
+def test_the_emoji_family_enlarges_a_disc():
+    """Its network comes nearer to the large disc's codes than a filter does."""
+    family = jaxspec.load("emoji")
+
+    def disc(size):
+        rows, columns = np.mgrid[:size, :size] - (size - 1) / 2
+        inside = np.hypot(rows, columns) < 0.35 * size
+        picture = np.where(inside[..., None], [250, 200, 60], 255)
+        return family.encode(picture.astype(np.uint8)[None])
+
+    small, want = jnp.asarray(disc(64)), disc(128)
+    right = lambda x: (np.asarray(x.bind(family)(small, (16, 16))) == want).mean()
+    assert right(Latents()) > 1.2 * right(Pixels())
 
 
 @pytest.fixture(scope="module")

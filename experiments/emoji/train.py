@@ -19,7 +19,8 @@ import typer
 STAGES = (
     *("prepare", "text", "vq", "codes"),
     *("32", "64", "128", "128-long", "256"),
-    *("upsampler-64-128", "downsampler-128-64", "upsampler-64-128-pixels"),
+    *("upsampler-64-128", "downsampler-128-64", "upsampler-128-256"),
+    "upsampler-64-128-pixels",
     *("drafter", "export"),
 )
 

@@ -88,6 +88,9 @@ pictures = partial(
 STAGES = {
     "upsampler-64-128": codes_alone(64, 128),
     "downsampler-128-64": codes_alone(128, 64, steps=400),
+    "upsampler-128-256": codes_alone(
+        128, 256, steps=300, batch=16, rate=1e-3, start="upsampler-64-128"
+    ),
     "upsampler-64-128-pixels": pictures(64, 128, start="upsampler-64-128"),
 }
 

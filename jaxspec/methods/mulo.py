@@ -33,7 +33,7 @@ from jaxspec.methods.upsampled import (
 from jaxspec.methods.zipar import ZipAR
 from jaxspec.neighbours import nearest_codes, neighbour_table
 from jaxspec.sampling import ACCEPT, Sampling, cell_keys, uniform
-from jaxspec.upsampling import Pixels, Upsampler, resized
+from jaxspec.upsampling import Name, Upsampler, named, resized
 
 if TYPE_CHECKING:
     from jaxspec.pipeline import Pipeline
@@ -88,8 +88,9 @@ class MuLo:
       draft: the drafter: a `Target` of its own, conditioned on the same images, with
         the same codes and a grid that divides the target's; or for `generate` the size
         in pixels of a model of the family, by default the next smaller one.
-      upsampler: `(codes [B, h, w], grid) -> codes [B, H, W]`; by default through pixels
-        (see `jaxspec.upsampling`).
+      upsampler: `(codes [B, h, w], grid) -> codes [B, H, W]`, or the name of one of
+        `jaxspec.upsampling`: through pixels, by networks that the family has for it
+        ("latents"), or by copies ("nearest").
       draft_method: how the drafter decodes: any method, also another MuLo with a yet
         smaller drafter.
       rows: of the drafter's grid, those that are drafted and verified in a round, with
@@ -132,10 +133,12 @@ class MuLo:
     draft: Target | int | None = field(
         default=None, repr=False, metadata={"arrays": True}
     )
-    upsampler: Upsampler = field(default=Pixels(), metadata={"arrays": True})
+    upsampler: Upsampler | Name = field(default="pixels", metadata={"arrays": True})
     draft_method: Method = field(default=ZipAR(), metadata={"arrays": True})
     rows: int | None = None
-    downsampler: Upsampler | None = field(default=None, metadata={"arrays": True})
+    downsampler: Upsampler | Name | None = field(
+        default=None, metadata={"arrays": True}
+    )
     threshold: float = field(default=0.05, metadata={"arrays": True})
     neighbours: int = 16
     rule: Literal["pooled"] | Rule = "pooled"
@@ -185,7 +188,8 @@ class MuLo:
         if self.rule != "pooled":
             check_rule(self.rule)
         for name in ("upsampler", "downsampler"):
-            given = getattr(self, name)
+            given = named(getattr(self, name))
+            object.__setattr__(self, name, given)
             if callable(given) and jax.tree_util.all_leaves([given]):
                 # A plain function, which jit would not take.
                 object.__setattr__(self, name, jax.tree_util.Partial(given))
