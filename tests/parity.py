@@ -19,14 +19,13 @@ from jaxspec.checkpoints import (
     Table,
     ardtok_config,
     convert,
+    lantern_drafter_config,
     llamagen_config,
     qwen2_config,
     t5_config,
     ta_tok_config,
     vq_config,
 )
-from jaxspec.models.drafter import eagle_config
-from jaxspec.models.transformer import TransformerConfig
 from tests.fixtures import synthetic
 
 FOLDER = Path(__file__).parent / "fixtures"
@@ -61,22 +60,9 @@ def _describe(name: str, args: dict, state_dict: dict) -> tuple[Any, Table]:
         return vq_config(args), LLAMAGEN_VQ
     if name.startswith(("tar_ardtok", f"{E2E}_ardtok")):
         return ardtok_config(args, state_dict), ARDTOK
-    if name.startswith("lantern_drafter"):  # LlamaGen at 256 px; it has no config
-        llamagen = TransformerConfig(
-            vocab_size=args["vocab_size"],
-            width=args["hidden_size"],
-            depth=1,
-            heads=args["num_attention_heads"],
-            hidden=args["intermediate_size"],
-            grid=(16, 16),
-            prefix="caption",
-            prefix_length=120,
-            prefix_width=2048,
-            positions="rotary",
-        )
-        return eagle_config(
-            llamagen, norm_epsilon=args["rms_norm_eps"]
-        ), LANTERN_DRAFTER
+    if name.startswith("lantern_drafter"):  # of 256 px, which nothing in it tells
+        config = lantern_drafter_config(args, state_dict, (16, 16))
+        return config, LANTERN_DRAFTER
     side = int(args["block_size"] ** 0.5)
     grid = (side, side)
     return llamagen_config(state_dict, grid, args["n_head"]), LLAMAGEN

@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from jaxspec import Sampling
+from jaxspec.checkpoints import convert_model, load_model
 from jaxspec.decoding import Target
 from jaxspec.decoding.drafting import Sequel
 from jaxspec.methods import AR, EAGLE2
@@ -51,6 +53,24 @@ def test_the_released_drafter_through_its_cache(released):
         found.append(out)
     out = np.concatenate(found, axis=1)
     np.testing.assert_allclose(out, released.expected["output"], atol=1e-4)
+
+
+def test_a_released_drafter_converts(released, tmp_path):
+    """From a file of its tensors to one that fits its target and no other."""
+    save_file(released.state_dict, tmp_path / "drafter.safetensors")
+    with pytest.raises(ValueError, match="the weights do not tell the grid: pass size"):
+        convert_model(tmp_path / "drafter.safetensors", tmp_path / "none", heads=4)
+    told = convert_model(
+        tmp_path / "drafter.safetensors", tmp_path / "ours", size=256, heads=4
+    )
+    assert told["parts"]["drafters/256"]["family"] == "LANTERN drafter for LlamaGen t2i"
+    config, params = load_model(tmp_path / "ours")
+    assert config == released.config
+    jax.tree.map(np.testing.assert_array_equal, params, released.params)
+    llamagen = published("llamagen_t2i_tiny").config
+    Eagle(params, config).check(replace(llamagen, grid=(16, 16)))
+    with pytest.raises(ValueError, match="made for another target: its grid is"):
+        Eagle(params, config).check(llamagen)
 
 
 def rotary_target(batch: int, **sampling) -> Target:

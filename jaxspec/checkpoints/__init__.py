@@ -3,6 +3,7 @@
 from jaxspec.checkpoints.assemble import convert_llamagen, convert_tar
 from jaxspec.checkpoints.configs import (
     ardtok_config,
+    lantern_drafter_config,
     llamagen_config,
     qwen2_config,
     t5_config,
@@ -41,6 +42,7 @@ __all__ = [
     "convert_model",
     "convert_tar",
     "inspect_checkpoint",
+    "lantern_drafter_config",
     "llamagen_config",
     "load_model",
     "qwen2_config",

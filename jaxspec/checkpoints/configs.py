@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxspec.checkpoints.convert import Tensor
+from jaxspec.models.drafter import eagle_config
 from jaxspec.models.qwen2 import Qwen2Config
 from jaxspec.models.t5 import T5Config
 from jaxspec.models.ta_tok import TaTokConfig, TowerConfig
@@ -89,6 +90,43 @@ def llamagen_config(
         prefix_width=prefix_width,
         positions="rotary",
     )
+
+
+def lantern_drafter_config(
+    args: Mapping[str, Any],
+    state_dict: Mapping[str, Tensor],
+    grid: tuple[int, int],
+    heads: int | None = None,
+) -> TransformerConfig:
+    """Configuration of LANTERN's drafter for a caption-conditional LlamaGen.
+
+    Args:
+      args: of its constructor, as far as they are there.
+      state_dict: the weights.
+      grid: rows and columns of tokens of the target; nothing in the weights tells it.
+      heads: by default those of the args, or of LlamaGen of that width.
+
+    Raises:
+      ValueError: the heads cannot be told, or a tensor that tells something is missing.
+    """
+    vocab, width = _shape(state_dict, "embed_tokens.weight")
+    _, known = LLAMAGEN_SIZES.get(width, (None, None))
+    heads = heads or args.get("num_attention_heads", known)
+    if heads is None:
+        raise ValueError(f"no published size has width {width}: pass `heads`")
+    target = TransformerConfig(
+        vocab_size=vocab,
+        width=width,
+        depth=1,
+        heads=heads,
+        hidden=_shape(state_dict, "layers.0.mlp.gate_proj.weight")[0],
+        grid=grid,
+        prefix="caption",
+        prefix_length=120,
+        prefix_width=2048,
+        positions="rotary",
+    )
+    return eagle_config(target, norm_epsilon=args.get("rms_norm_eps", 1e-6))
 
 
 def ardtok_config(

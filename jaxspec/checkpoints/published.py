@@ -14,6 +14,7 @@ from typing import Any
 from jaxspec.checkpoints.configs import (
     LLAMAGEN_SIZES,
     ardtok_config,
+    lantern_drafter_config,
     llamagen_config,
     qwen2_config,
     t5_config,
@@ -21,14 +22,23 @@ from jaxspec.checkpoints.configs import (
 )
 from jaxspec.checkpoints.convert import Table, Tensor
 from jaxspec.checkpoints.readers import Checkpoint
-from jaxspec.checkpoints.tables import ARDTOK, LLAMAGEN, LLAMAGEN_VQ, QWEN2, T5, TA_TOK
+from jaxspec.checkpoints.tables import (
+    ARDTOK,
+    LANTERN_DRAFTER,
+    LLAMAGEN,
+    LLAMAGEN_VQ,
+    QWEN2,
+    T5,
+    TA_TOK,
+)
 from jaxspec.models.qwen2 import Qwen2Config
 from jaxspec.models.t5 import T5Config
 from jaxspec.models.ta_tok import TaTokConfig
 from jaxspec.models.transformer import TransformerConfig
 from jaxspec.models.vq import VQConfig
 
-DECODERS = "decoders"  # that part of a folder of ours
+# Those parts of a folder of ours that are one for each size of pictures.
+DECODERS, DRAFTERS = "decoders", "drafters"
 CELL = 16  # pixels a side, of every published decoder's tokenizer
 # Names of published files, as far as they promise something.
 _FILES = re.compile(
@@ -96,8 +106,10 @@ class Family:
             the name of another published model.
         """
         self._check_name(checkpoint)
-        if self.part != DECODERS and (size, heads) != (None, None):
-            raise ValueError(f"size and heads are a decoder's, not {self.name}'s")
+        if self.part not in (DECODERS, DRAFTERS) and (size, heads) != (None, None):
+            raise ValueError(
+                f"size and heads are a decoder's or a drafter's, not {self.name}'s"
+            )
         try:
             return self.config(checkpoint, size, heads)
         except (KeyError, IndexError) as error:
@@ -192,6 +204,14 @@ def _ardtok(checkpoint, size, heads) -> TransformerConfig:
     return config
 
 
+def _drafter(checkpoint, size, heads) -> TransformerConfig:
+    side = _agreed(_claims(checkpoint, size))
+    if side is None:
+        raise ValueError("the weights do not tell the grid: pass size, such as 256")
+    args, tensors = checkpoint.args, checkpoint.tensors
+    return lantern_drafter_config(args, tensors, (side, side), heads)
+
+
 def _vq(checkpoint, *_) -> VQConfig:
     """LlamaGen's tokenizer, which normalises codes and looks at the lowest level."""
     tensors = checkpoint.tensors
@@ -219,6 +239,7 @@ def _vq(checkpoint, *_) -> VQConfig:
     )
 
 
+_DRAFTER = "layers.0.self_attn."
 _WQKV = "layers.0.attention.wqkv.weight"
 _LLAMAGEN_NAMES = ("B", "L", "XL", "XXL", "1B", "XXXL", "3B", "7B")
 _LLAMAGEN: dict[str, Any] = dict(
@@ -259,6 +280,25 @@ FAMILIES = (
         width=("tok_embeddings.weight", 1),
         sizes={(1280, 30): "LP"},
         file="ar_dtok",
+    ),
+    Family(
+        name="LANTERN drafter for LlamaGen t2i",
+        keys=(
+            "fc.weight",
+            "fc.bias",
+            "embed_tokens.weight",
+            f"{_DRAFTER}q_proj.weight",
+        ),
+        table=LANTERN_DRAFTER,
+        kind=TransformerConfig,
+        config=_drafter,
+        part=DRAFTERS,
+        layers=r"layers\.(\d+)\.",
+        width=("embed_tokens.weight", 1),
+        sizes={
+            (width, 1): f"for {name}"
+            for width, name in zip(LLAMAGEN_SIZES, _LLAMAGEN_NAMES, strict=True)
+        },
     ),
     Family(
         name="LlamaGen VQ",

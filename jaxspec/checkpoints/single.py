@@ -18,7 +18,14 @@ import numpy as np
 import jaxspec
 from jaxspec.checkpoints.convert import Parameter, parameters
 from jaxspec.checkpoints.folder import from_dict, read_weights, to_files
-from jaxspec.checkpoints.published import CELL, DECODERS, FAMILIES, Family, identify
+from jaxspec.checkpoints.published import (
+    CELL,
+    DECODERS,
+    DRAFTERS,
+    FAMILIES,
+    Family,
+    identify,
+)
 from jaxspec.checkpoints.readers import Checkpoint, read, read_json
 from jaxspec.checkpoints.trees import flatten, unflatten
 from jaxspec.checkpoints.writer import (
@@ -95,8 +102,8 @@ def open_model(
     except ValueError as error:
         raise ValueError(f"{checkpoint.path}: {error}") from None
     place = family.part
-    if place == DECODERS:
-        place = f"{DECODERS}/{CELL * config.grid[0]}"
+    if place in (DECODERS, DRAFTERS):
+        place = f"{place}/{CELL * config.grid[0]}"
     ours = {f"{place}/params/{path}": x for path, x in found.items()}
     return Part(checkpoint, family, config, place, ours, dtype and str(np.dtype(dtype)))
 
