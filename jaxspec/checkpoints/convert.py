@@ -244,6 +244,18 @@ def to_torch(params: Any, config: Any, table: Table) -> dict[str, np.ndarray]:
     }
 
 
+def torch_shapes(
+    plan: Iterable[tuple[Entry, tuple[int, ...]]],
+) -> dict[str, tuple[int, ...]]:
+    """The tensors that `Table.plan` asks for: their names and shapes."""
+    # Splitting stand-ins, which take no memory, gives what PyTorch should have.
+    return {
+        key: tensor.shape
+        for entry, shape in plan
+        for key, tensor in entry.split(np.broadcast_to(np.float32(0), shape))
+    }
+
+
 def _problems(
     state_dict: Mapping[str, Tensor],
     plan: list[tuple[Entry, tuple[int, ...]]],
@@ -252,12 +264,7 @@ def _problems(
     same_types: bool,
 ) -> Iterator[str]:
     """Everything that keeps a state dict from fitting, a line each."""
-    # Splitting stand-ins, which take no memory, gives the shapes PyTorch should have.
-    want = {
-        key: tensor.shape
-        for entry, shape in plan
-        for key, tensor in entry.split(np.broadcast_to(np.float32(0), shape))
-    }
+    want = torch_shapes(plan)
     missing = [key for key in want if key not in state_dict]
     unexpected = [k for k in state_dict if k not in want and not table.drops(k, config)]
     for key in missing:
