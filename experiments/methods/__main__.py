@@ -13,7 +13,7 @@ from rich.progress import Progress
 import jaxspec
 from experiments.bench_ar import machine
 from experiments.methods import report
-from experiments.methods.contestants import CONTESTANTS, select
+from experiments.methods.contestants import CONTESTANTS, for_family, select
 from experiments.methods.emoji import emoji
 from experiments.methods.run import SMOKE, Plan, measure
 
@@ -95,8 +95,8 @@ def main(
     try:
         plan = Plan(count, seeds, batch, rounds, timed)
         plan = SMOKE if smoke else plan
-        chosen = select(methods)
         task = emoji(family, folder, plan.count)
+        chosen = select(methods, for_family(task.pipeline))
     except ValueError as error:
         raise SystemExit(f"error: {error}") from None
     jaxspec.use_compile_cache()

@@ -22,6 +22,8 @@ from jaxspec.methods import (
     MuLo,
     ZipAR,
 )
+from jaxspec.methods.eagle import Treed
+from jaxspec.pipeline import Pipeline
 
 REFERENCE = "AR"
 OTHER_SEED = 1000  # of all methods but AR, so that no draw is shared with AR's
@@ -62,6 +64,12 @@ CONTESTANTS = (
     Contestant("LANTERN++", LANTERNPP(), "biased"),
     Contestant("LANTERN++optimal", LANTERNPP(residual="optimal"), "biased"),
 )
+
+
+def for_family(pipeline: Pipeline) -> list[Contestant]:
+    """All but those that need a drafter, where the family has none."""
+    has = pipeline.config.defaults.size in dict(pipeline.config.drafters)
+    return [each for each in CONTESTANTS if has or not isinstance(each.method, Treed)]
 
 
 def select(
