@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+import jaxspec
 from jaxspec import Sampling
 from jaxspec.checkpoints import convert_model, load_model
 from jaxspec.decoding import Target
 from jaxspec.decoding.drafting import Sequel
-from jaxspec.methods import AR, EAGLE2
+from jaxspec.methods import AR, EAGLE2, LANTERN
+from jaxspec.models import abstract
 from jaxspec.models.drafter import Eagle, EagleHead, eagle_config
 from jaxspec.models.transformer import Cache, Transformer
+from jaxspec.pipeline import Pipeline
 from jaxspec.testing import keys_of, random_weights, toy_target
 from tests import toy
 from tests.parity import published
@@ -77,27 +80,15 @@ def rotary_target(batch: int, **sampling) -> Target:
     """A toy whose positions are rotary."""
     target = toy_target((3, 4), 12, batch)
     config = replace(target.model.config, positions="rotary")
-    shapes = jax.eval_shape(
-        Transformer(config).init,
-        jax.random.key(0),
-        target.condition[:1],
-        jnp.zeros((1, 12), jnp.int32),
-    )
     settings = Sampling.create(12, **sampling)
-    weights = random_weights(shapes)
+    weights = random_weights(abstract.transformer(config))
     return Target.create(Transformer(config), weights, target.condition, settings)
 
 
 def eagle_of(target: Target, seed: int = 5) -> Eagle:
     """A random drafter of a target."""
     config = eagle_config(target.model.config, hidden=24)
-    shapes = jax.eval_shape(
-        EagleHead(config).init,
-        jax.random.key(0),
-        jnp.zeros((1, 1, config.width)),
-        jnp.zeros((1, 1), jnp.int32),
-    )
-    return Eagle(random_weights(shapes, seed), config)
+    return Eagle(random_weights(abstract.eagle(config), seed), config)
 
 
 def test_it_drafts_from_the_targets_features_of_both_rows():
@@ -162,3 +153,33 @@ def test_a_drafter_of_another_target_is_refused():
     ]:
         with pytest.raises(ValueError, match=f"made for another target: {said}"):
             EAGLE2(eagle).start(other, keys)
+
+
+def test_a_family_brings_its_drafter(tmp_path):
+    plain = toy.family()
+    small, large = dict(plain.config.decoders).values()
+    config = eagle_config(large, hidden=24)
+    params = plain.params | {"drafters": {"16": random_weights(abstract.eagle(config))}}
+    drafters = ((16, config),)
+    jaxspec.save(Pipeline(params, replace(plain.config, drafters=drafters)), tmp_path)
+    assert (tmp_path / "drafters-16.safetensors").is_file()
+    family = jaxspec.load(tmp_path)
+    assert family.config.drafters == drafters
+
+    condition = jnp.asarray(family.condition(["red heart"]))
+    bind = family, condition, Sampling.create(12), 16
+    method = LANTERN(neighbours=3).bind(*bind)
+    jax.tree.map(
+        np.testing.assert_array_equal, method.draft.params, params["drafters"]["16"]
+    )
+    assert method.table.shape == (12, 3)
+    own = EAGLE2(eagle_of(toy_target((4, 4), 12)))
+    assert own.bind(*bind) is own
+    with pytest.raises(ValueError, match="a drafter for 16 px, and none for 8 px"):
+        family.drafter(8)
+    with pytest.raises(ValueError, match="a drafter for no size, and none for 16 px"):
+        plain.drafter(16)
+    with pytest.raises(ValueError, match="made for another target: its grid"):
+        replace(plain.config, drafters=((8, config),))
+    with pytest.raises(ValueError, match="a drafter for 32 px has no target"):
+        replace(plain.config, drafters=((32, config),))

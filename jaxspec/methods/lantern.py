@@ -120,8 +120,17 @@ class Lenient(Treed):
     @abstractmethod
     def table(self) -> jax.Array | None: ...
 
+    @property
+    @abstractmethod
+    def residual(self) -> str: ...
+
+    @property
+    def columns(self) -> int:
+        """How many neighbours the rule needs: one more than it pools, as released."""
+        return self.neighbours + (self.residual == "released")
+
     def codes(self, target: Target) -> jax.Array:
-        return others(target, self.table, self.neighbours + 1)
+        return others(target, self.table, self.columns)
 
     def bind(
         self, pipeline: "Pipeline", condition: jax.Array, sampling: Sampling, size: int
@@ -131,7 +140,7 @@ class Lenient(Treed):
         codes = pipeline.target(condition, sampling, size).codes
         if self.table is not None or codes is None:
             return method
-        count = min(self.neighbours + 2, len(codes))
+        count = min(self.columns + 1, len(codes))  # each code is nearest to itself
         return replace(method, table=neighbour_table(codes, count)[:, 1:])
 
 
