@@ -9,9 +9,11 @@ import pytest
 
 import jaxspec
 from jaxspec.checkpoints import convert_model, parity
+from jaxspec.checkpoints.assemble import convert_tar
 from jaxspec.checkpoints.parity import Limits, check_parity, models_of, stages
 from tests import toy
 from tests.converting import DECODER, FIXTURES, reference, run, source, told, weights
+from tests.parity import E2E, published
 
 
 def record(path: Path, arrays: dict) -> Path:
@@ -161,6 +163,21 @@ def test_a_family_is_checked_by_its_models(tmp_path):
     result = run("parity", tmp_path / "toy", "--reference", file)
     assert result.exit_code == 0, result.output
     assert "nothing is recorded of decoders/16" in result.output
+
+
+def test_an_assembled_folder_is_checked_as_its_models_are(tmp_path):
+    part = lambda name: source(tmp_path / name, f"{E2E}_{name}")
+    out, decoders = tmp_path / "tar", [part("ardtok64px")]
+    convert_tar(out, ar_dtok=decoders, ta_tok=part("tatok"), vq=part("vq"))
+    expected = published(f"{E2E}_tatok").expected
+    arrays = {"ta_tok/indices": expected["ta_indices"]}
+    arrays["ta_tok/features"] = expected["features"]
+    file = record(tmp_path / "reference.npz", arrays)
+    found = check_parity(out, file)
+    assert found["ok"] and found["stages"][0]["error"] < 1e-4
+    assert found["unchecked"] == ["decoders/64", "vq"]
+    record(file, arrays | {"ta_tok/indices": np.flip(expected["ta_indices"], 1)})
+    assert not check_parity(out, file)["ok"]
 
 
 # Numbers by hand.

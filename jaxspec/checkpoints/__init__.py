@@ -12,6 +12,7 @@ from jaxspec.checkpoints.configs import (
 )
 from jaxspec.checkpoints.convert import Entry, Layout, Table, convert, to_torch
 from jaxspec.checkpoints.inspect import inspect_checkpoint
+from jaxspec.checkpoints.parity import Limits, check_parity
 from jaxspec.checkpoints.readers import Checkpoint, read
 from jaxspec.checkpoints.single import convert_model, load_model
 from jaxspec.checkpoints.tables import (
@@ -35,8 +36,10 @@ __all__ = [
     "Checkpoint",
     "Entry",
     "Layout",
+    "Limits",
     "Table",
     "ardtok_config",
+    "check_parity",
     "convert",
     "convert_llamagen",
     "convert_model",
