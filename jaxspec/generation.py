@@ -275,6 +275,7 @@ def generate(
     sampling = Sampling.create(config.vq.codebook_size, **chosen)
     # Plain numbers, whatever kind they came as: they are written as JSON.
     chosen = {k: int(v) if k == "top_k" else float(v) for k, v in chosen.items()}
+    own = {k: np.asarray(getattr(config.text, k)).item() for k in config.text.options}
     asked = params.ask(prompts, semantic_tokens=semantic_tokens, features=features)
     asked = asked.take(np.arange(len(asked.names)).repeat(num_images))
     numbers = np.tile(np.arange(num_images), len(asked.names) // num_images)
@@ -315,7 +316,7 @@ def generate(
             "size": size,
             "method": describe(method),
             **chosen,
-            **{name: getattr(config.text, name) for name in config.text.options},
+            **own,
         },
         seconds=seconds,
         stages={k: np.concatenate([x[k] for x in stages]) for k in stages[0]},
