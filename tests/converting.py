@@ -19,6 +19,10 @@ FIXTURES = {  # name, family, what the caller tells
     "llamagen_t2i_tiny": ("LlamaGen t2i", DECODER),
     "tar_ardtok_tiny": ("Tar AR-DTok", {}),
     "tar_tatok_tiny": ("Tar TA-Tok", {}),
+    "lantern_drafter_llamagen_t2i_tiny": (
+        "LANTERN drafter for LlamaGen t2i",
+        dict(size=256, heads=4),
+    ),
     "llamagen_vq16_tiny": ("LlamaGen VQ", {}),
     "qwen2_tiny_tied": ("Qwen2", {}),
     "t5_tiny": ("T5", {}),
@@ -118,6 +122,12 @@ def reference(name: str) -> dict[str, np.ndarray]:
     elif name.startswith("qwen2"):
         arrays = {"llm/seen": found["mask"]}
         arrays |= {f"llm/{key}": found[key] for key in ("tokens", "logits")}
+    elif name.startswith("lantern_drafter"):
+        arrays = {
+            "drafters/256/features": found["hidden"],
+            "drafters/256/tokens": found["tokens"],
+            "drafters/256/predicted": found["output"],
+        }
     elif name == "t5_tiny":
         arrays = {"t5/seen": found["mask"]}
         arrays |= {f"t5/{key}": found[key] for key in ("tokens", "states")}

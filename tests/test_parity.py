@@ -35,7 +35,7 @@ def test_converted_models_compute_what_the_published_ones_did(tmp_path, name):
     assert found["ok"] and not found["unchecked"]
     compared = {stage["stage"]: stage for stage in found["stages"]}
     ((place, (config, _)),) = parity.open_models(out).items()
-    assert compared.keys() == {f"{place}/{x.output}" for x in stages(config)}
+    assert compared.keys() == {f"{place}/{x.output}" for x in stages(place, config)}
     for stage in compared.values():
         assert stage["error"] is None or stage["error"] < 1e-4
         assert stage["agreement"] in (None, 1.0)
@@ -156,9 +156,9 @@ def test_a_family_is_checked_by_its_models(tmp_path):
     condition = rng.standard_normal(shape).astype(np.float32)
     inputs = {"condition": condition, "tokens": tokens.reshape(2, -1)}
     arrays = {f"{place}/{name}": x for name, x in inputs.items()}
-    arrays[f"{place}/logits"] = stages(config)[0].run(params, **inputs)
+    arrays[f"{place}/logits"] = stages(place, config)[0].run(params, **inputs)
     arrays["vq/tokens"] = tokens
-    arrays["vq/images"] = stages(vq)[0].run(codes, tokens=tokens)
+    arrays["vq/images"] = stages("vq", vq)[0].run(codes, tokens=tokens)
     file = record(tmp_path / "reference.npz", arrays)
     result = run("parity", tmp_path / "toy", "--reference", file)
     assert result.exit_code == 0, result.output

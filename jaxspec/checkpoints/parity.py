@@ -25,6 +25,7 @@ from jaxspec.checkpoints.folder import load
 from jaxspec.checkpoints.readers import naming, read_json
 from jaxspec.checkpoints.single import load_model
 from jaxspec.checkpoints.writer import CONFIG
+from jaxspec.models.drafter import EagleHead
 from jaxspec.models.qwen2 import Qwen2, Qwen2Config
 from jaxspec.models.t5 import T5Config, T5Encoder
 from jaxspec.models.ta_tok import TaTok, TaTokConfig
@@ -117,6 +118,14 @@ def _transformer(c: TransformerConfig) -> list[Stage]:
     return [Stage("logits", "logits", inputs, Transformer(c).apply, masks)]
 
 
+def _drafter(c: TransformerConfig) -> list[Stage]:
+    inputs = {
+        "features": Input((None, None, c.width)),
+        "tokens": Input((None, None), c.vocab_size),
+    }
+    return [Stage("predicted", "values", inputs, EagleHead(c).apply)]
+
+
 def _vq(c: VQConfig) -> list[Stage]:
     tokens = {"tokens": Input((None, None, None), c.codebook_size)}
     pictures = {"pictures": Input((None, None, None, 3))}
@@ -162,20 +171,25 @@ def _t5(c: T5Config) -> list[Stage]:
     return [Stage("states", "values", tokens, run, seen, counts="seen")]
 
 
-STAGES: dict[type, Callable[[Any], list[Stage]]] = {
-    TransformerConfig: _transformer,
-    VQConfig: _vq,
-    TaTokConfig: _ta_tok,
-    Qwen2Config: _qwen2,
-    T5Config: _t5,
+# By the first part of a model's place.
+STAGES: dict[str, Callable[[Any], list[Stage]]] = {
+    "decoders": _transformer,
+    "drafters": _drafter,
+    "vq": _vq,
+    "ta_tok": _ta_tok,
+    "llm": _qwen2,
+    "t5": _t5,
 }
 
 
-@cache
-def stages(config: Any) -> tuple[Stage, ...]:
+def stages(place: str, config: Any) -> tuple[Stage, ...]:
     """The stages of a model; each compiles once for inputs of a shape."""
-    found = STAGES[type(config)](config)
-    return tuple(replace(stage, run=jax.jit(stage.run)) for stage in found)
+    return _stages(place.partition("/")[0], config)
+
+
+@cache
+def _stages(kind: str, config: Any) -> tuple[Stage, ...]:
+    return tuple(replace(x, run=jax.jit(x.run)) for x in STAGES[kind](config))
 
 
 @dataclass(frozen=True)
@@ -216,7 +230,7 @@ def compare(
     known = {
         f"{place}/{stage.output}": (stage, params)
         for place, (config, params) in models.items()
-        for stage in stages(config)
+        for stage in stages(place, config)
     }
     used: set[str] = set()
     jobs = []
@@ -360,12 +374,13 @@ def open_models(folder: str | os.PathLike, dtype=jnp.float32) -> Models:
 def models_of(pipeline: Pipeline) -> Models:
     """The models of a family, by their places."""
     params, config = pipeline.params, pipeline.config
-    decoders = {
-        f"decoders/{size}": (c, params["decoders"][str(size)])
-        for size, c in config.decoders
+    sized = {
+        f"{kind}/{size}": (c, params[kind][str(size)])
+        for kind in ("decoders", "drafters")
+        for size, c in getattr(config, kind)
     }
     others = {"vq": config.vq} | config.text.networks()
-    return decoders | {place: (c, params[place]) for place, c in others.items()}
+    return sized | {place: (c, params[place]) for place, c in others.items()}
 
 
 def read_reference(path: str | os.PathLike) -> dict[str, np.ndarray]:
