@@ -24,12 +24,13 @@ def pytest_configure(config):
     jax.config.update("jax_default_matmul_precision", "highest")
 
 
-@pytest.fixture(scope="module")
-def compiled_quickly():
-    """For modules whose programs run a few times: XLA optimises longer than it saves.
+@pytest.fixture(autouse=True, scope="module")
+def compiled_quickly(request):
+    """Programs run a few times here: XLA optimises longer than that saves.
 
-    Taken by `pytestmark = pytest.mark.usefixtures("compiled_quickly")`.
+    A module marked `optimised` runs them as users do.
     """
-    jax.config.update("jax_disable_most_optimizations", True)
+    optimised = request.node.get_closest_marker("optimised") is not None
+    jax.config.update("jax_disable_most_optimizations", not optimised)
     yield
     jax.config.update("jax_disable_most_optimizations", False)

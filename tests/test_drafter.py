@@ -22,7 +22,6 @@ from jaxspec.testing import keys_of, random_weights, toy_target
 from tests import toy
 from tests.parity import published
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
 RELEASED = "lantern_drafter_llamagen_t2i_tiny"
 
 

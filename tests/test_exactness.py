@@ -41,9 +41,6 @@ TOP_K = {"temperature": 0.8, "guidance": 1.5, "top_k": 2}
 TOP_P = {"temperature": 1.2, "guidance": 0.5, "guided_cells": 3, "top_p": 0.8}
 
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
-
 def drafter(grid, codes=3, batch=1, **sampling):
     """Knows nothing of the target: other weights, size, condition."""
     return toy_target(grid, codes, batch, seed=1, width=8, depth=1, **sampling)

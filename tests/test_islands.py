@@ -15,8 +15,6 @@ from jaxspec.methods.mulo import MuLo
 from tests.slow_mulo import around, islands_of
 from tests.test_decoding import board
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 
 def strings(cells) -> list[str]:
     return ["".join("x" if x else "." for x in row) for row in np.asarray(cells)]

@@ -15,8 +15,6 @@ from jaxspec.neighbours import nearest_codes
 from jaxspec.testing import exact_check, keys_of, toy_target
 from tests import toy
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 # Code 0 is judged; 1, 2, 3, 4 are its nearest, in this order.
 P = np.log(np.array([[[0.2, 0.1, 0.05, 0.25, 0.3, 0.1]]], np.float32))
 TABLE = jnp.array([[1, 2, 3, 4, 5]] * 6)

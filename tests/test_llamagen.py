@@ -20,6 +20,8 @@ from tests.fixtures import synthetic
 from tests.parity import published
 from tests.toy import compilations
 
+pytestmark = pytest.mark.optimised
+
 C2I, T2I = (
     published("llamagen_c2i_tiny").expected,
     published("llamagen_t2i_tiny").expected,

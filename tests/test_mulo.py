@@ -21,9 +21,6 @@ from jaxspec.upsampling import Nearest, Pixels
 from tests import toy
 from tests.slow_mulo import SlowDrafter, SlowMuLo
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
-
 # Against loops.
 
 CODES, BATCH, LOW, HIGH = 12, 3, (2, 2), (4, 6)

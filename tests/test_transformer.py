@@ -20,6 +20,8 @@ from jaxspec.models.transformer import (
 from jaxspec.sampling import Sampling, image_key
 from tests.parity import TRANSFORMERS, published
 
+pytestmark = pytest.mark.optimised
+
 each = pytest.mark.parametrize("name", TRANSFORMERS)
 
 

@@ -20,9 +20,6 @@ SMALL = ((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0))
 TREE = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0))
 
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
-
 # Shapes.
 
 

@@ -18,8 +18,6 @@ from jaxspec.training import TrainState
 from jaxspec.upsampling import Latents, Nearest, Pixels
 from tests import toy
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 
 def test_nearest_by_hand():
     tokens = jnp.array([[[1, 2], [3, 4]]])

@@ -10,6 +10,8 @@ import pytest
 from jaxspec.models.vq import VQ, VQConfig, to_uint8
 from tests.parity import published
 
+pytestmark = pytest.mark.optimised
+
 each = pytest.mark.parametrize("name", ["llamagen_vq16_tiny", "llamagen_vq16_full"])
 channels_last = lambda x: np.moveaxis(x, 1, -1)
 
