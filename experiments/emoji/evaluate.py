@@ -227,6 +227,7 @@ def main(
     def add(name, values):
         report[name] = rounded(values)
         print(json.dumps({name: report[name]}), flush=True)
+        path.write_text(json.dumps(report, indent=1) + "\n")
 
     add("vq", measure_vq(pipeline, drawings, ref, report.get("vq", {})))
     add("nats", measure_nats(pipeline, drawings, count, report.get("nats", {})))
@@ -243,7 +244,6 @@ def main(
         contact_sheet(pipeline, sheet, guidance)
     large = [s for s in pipeline.config.sizes if s > pipeline.config.defaults.size]
     add("large", {str(size): measured(size=size) for size in large})
-    path.write_text(json.dumps(report, indent=1) + "\n")
     (family / "MODEL_CARD.md").write_text(card.write(pipeline, report))
 
 
