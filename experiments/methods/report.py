@@ -1,6 +1,7 @@
 """The table and the picture of a record; see `__main__`."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,27 +126,35 @@ def bands(record: dict) -> str:
     return "\n".join(lines)
 
 
-def table(record: dict[str, Any]) -> str:
-    """The record as Markdown."""
-    batches = list(record["raw_times"])
-    times = [f"faster at {batch} (realised)" for batch in batches]
-    heads = [*SPEED, *times, *QUALITY]
-    body = [cells(row, batches) for row in record["rows"]]
-    lines = ["| " + " | ".join(line) + " |" for line in (heads, *body)]
+def markdown_table(heads: Sequence[str], rows: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(line) + " |" for line in (heads, *rows)]
     lines.insert(1, "|" + "---|" * len(heads))
+    return "\n".join(lines)
+
+
+def page(title: str, record: dict[str, Any], note: str, body: str, legend: str) -> str:
+    """A report as Markdown: what was run, `note`, `body`, and what it all means."""
     made = {row["name"]: row["made_by"] for row in record["rows"]}
     constructors = "\n".join(f"- {name}: `{made[name]}`" for name in made)
     settings = ", ".join(f"{k} {x}" for k, x in record["settings"].items())
     machine = ", ".join(f"{k} {x}" for k, x in record["machine"].items())
     return (
-        "# All methods side by side\n\n"
+        f"# {title}\n\n"
         f"`{record['command']}`, {record['date']}; {machine}.\n\n"
         f"Family {record['family']} ({settings}); {record['captions']} captions of "
-        f"test_pair, a picture each.\n\n"
-        + "\n".join(lines)
-        + f"\n\n{LEGEND}\n## AR's spread over {record['ar_seeds']} seeds\n\n"
-        + f"{bands(record)}\n\n## Methods\n\n{constructors}\n"
+        f"test_pair, a picture each.{note}\n\n"
+        f"{body}\n\n{legend}\n## AR's spread over {record['ar_seeds']} seeds\n\n"
+        f"{bands(record)}\n\n## Methods\n\n{constructors}\n"
     )
+
+
+def table(record: dict[str, Any]) -> str:
+    """The record as Markdown."""
+    batches = list(record["raw_times"])
+    times = [f"faster at {batch} (realised)" for batch in batches]
+    rows = [cells(row, batches) for row in record["rows"]]
+    body = markdown_table([*SPEED, *times, *QUALITY], rows)
+    return page("All methods side by side", record, "", body, LEGEND)
 
 
 def write(record: dict[str, Any], folder: Path) -> None:

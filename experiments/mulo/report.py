@@ -5,7 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from experiments.methods.contestants import REFERENCE
-from experiments.methods.report import NAMES, bands, interval, kid_text, percent
+from experiments.methods.report import (
+    NAMES,
+    interval,
+    kid_text,
+    markdown_table,
+    page,
+    percent,
+)
 
 HEADS = (
     "setting",
@@ -83,24 +90,14 @@ def tables(record: dict[str, Any]) -> str:
     parts = []
     for title, names in record["sections"].items():
         rows = [_line(row, record) for name in names for row in by_name[name]]
-        lines = ["| " + " | ".join(line) + " |" for line in (HEADS, *rows)]
-        lines.insert(1, "|" + "---|" * len(HEADS))
-        parts.append(f"## {title}\n\n" + "\n".join(lines))
-    settings = ", ".join(f"{k} {x}" for k, x in record["settings"].items())
-    machine = ", ".join(f"{k} {x}" for k, x in record["machine"].items())
+        parts.append(f"## {title}\n\n{markdown_table(HEADS, rows)}")
     costs = ", ".join(f"{1e3 * x:.2f} ms at {s} px" for s, x in record["costs"].items())
-    made = {row["name"]: row["made_by"] for row in record["rows"]}
-    constructors = "\n".join(f"- {name}: `{made[name]}`" for name in made)
-    return (
-        "# MuLo, knob by knob\n\n"
-        f"`{record['command']}`, {record['date']}; {machine}.\n\n"
-        f"Family {record['family']} ({settings}); {record['captions']} captions of "
-        f"test_pair, a picture each. Settings change one knob of MuLo's, which is\n"
-        f"`{made.get('MuLo', '')}`.\nA pass of one cell takes {costs} (batch 1).\n\n"
-        + "\n\n".join(parts)
-        + f"\n\n{LEGEND}\n## AR's spread over {record['ar_seeds']} seeds\n\n"
-        + f"{bands(record)}\n\n## Methods\n\n{constructors}\n"
+    base = by_name["MuLo"][0]["made_by"] if "MuLo" in by_name else ""
+    note = (
+        f" Settings change one knob of MuLo's, which is\n`{base}`.\n"
+        f"A pass of one cell takes {costs} (batch 1)."
     )
+    return page("MuLo, knob by knob", record, note, "\n\n".join(parts), LEGEND)
 
 
 def write(record: dict[str, Any], folder: Path) -> None:
