@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.models.cache import Cache
 from jaxspec.models.qwen2 import Qwen2, causal, empty_cache, positions_of, unstacked
-from jaxspec.models.transformer import Cache
 from jaxspec.sampling import WORD, Sampling, cell_keys, draw, log_probs
 
 BUCKET = 32  # prompts are padded to a multiple: another length compiles nothing

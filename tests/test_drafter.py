@@ -15,8 +15,9 @@ from jaxspec.decoding import Target
 from jaxspec.decoding.drafting import Sequel
 from jaxspec.methods import AR, EAGLE2, LANTERN
 from jaxspec.models import abstract
+from jaxspec.models.cache import Cache
 from jaxspec.models.drafter import Eagle, EagleHead, eagle_config
-from jaxspec.models.transformer import Cache, Transformer
+from jaxspec.models.transformer import Transformer
 from jaxspec.pipeline import Pipeline
 from jaxspec.testing import keys_of, random_weights, toy_target
 from tests import toy

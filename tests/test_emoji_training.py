@@ -11,7 +11,8 @@ import pytest
 
 import jaxspec
 from experiments.emoji import codes, data, text_table, train, train_ar, train_vq
-from jaxspec.models.transformer import Cache, Transformer, TransformerConfig, rms_norm
+from jaxspec.models.cache import Cache
+from jaxspec.models.transformer import Transformer, TransformerConfig, rms_norm
 from jaxspec.models.vq import unit
 from jaxspec.training import load_params
 from tests import toy

@@ -9,8 +9,8 @@ import pytest
 
 from jaxspec.decoding import Target, decode
 from jaxspec.methods import AR
+from jaxspec.models.cache import Cache
 from jaxspec.models.transformer import (
-    Cache,
     Transformer,
     TransformerConfig,
     rotary_table,

@@ -10,9 +10,10 @@ import pytest
 
 from jaxspec.acceptance import Ratio
 from jaxspec.decoding import ACCEPTED, BONUS, DRAWN, RESAMPLED, advance, begin, tree
-from jaxspec.decoding.drafting import Dynamic, Growth, Static, Tree, ancestors, take
+from jaxspec.decoding.drafting import Growth, Tree, ancestors, take
+from jaxspec.decoding.shapes import Dynamic, Static
 from jaxspec.methods import AR, EAGLE, EAGLE2
-from jaxspec.models.transformer import Cache
+from jaxspec.models.cache import Cache
 from jaxspec.testing import exact_check, keys_of, toy_target
 from tests import toy
 

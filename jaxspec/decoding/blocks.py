@@ -16,7 +16,7 @@ from jaxspec.decoding import wavefront
 from jaxspec.decoding.decoded import ACCEPTED, DRAWN, RESAMPLED
 from jaxspec.decoding.target import Target
 from jaxspec.decoding.wavefront import WavefrontState
-from jaxspec.models.transformer import Cache
+from jaxspec.models.cache import Cache
 
 # The first cell's token int32 [B, 1], if it is drawn, and log-probabilities [B, 1, V].
 First = tuple[jax.Array, jax.Array]

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from jaxspec.decoding.decoded import DRAWN, Decoded
 from jaxspec.decoding.target import Target
-from jaxspec.models.transformer import Cache
+from jaxspec.models.cache import Cache
 from jaxspec.sampling import cell_keys, draw
 
 

@@ -6,7 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxspec.models.transformer import Cache, Transformer, unstacked
+from jaxspec.models.cache import Cache
+from jaxspec.models.transformer import Transformer, unstacked
 from jaxspec.sampling import Sampling, guide, log_probs
 
 

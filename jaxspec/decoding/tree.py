@@ -26,7 +26,7 @@ from jaxspec.decoding.drafting import Growing, Growth, Tree, ancestors, take
 from jaxspec.decoding.first import draw_first
 from jaxspec.decoding.jacobi import one_hot
 from jaxspec.decoding.target import Target
-from jaxspec.models.transformer import Cache
+from jaxspec.models.cache import Cache
 from jaxspec.sampling import ACCEPT, DRAW, cell_keys, draw, uniform
 
 

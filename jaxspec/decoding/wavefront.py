@@ -25,7 +25,7 @@ from jaxspec.acceptance import Ratio, residual
 from jaxspec.decoding.decoded import ACCEPTED, RESAMPLED, Decoded
 from jaxspec.decoding.first import draw_first
 from jaxspec.decoding.target import Target
-from jaxspec.models.transformer import Cache
+from jaxspec.models.cache import Cache
 from jaxspec.sampling import ACCEPT, DRAW, cell_keys, draw, uniform
 
 

@@ -8,6 +8,7 @@ import jax
 
 from jaxspec.acceptance import Ratio, Rule
 from jaxspec.decoding import Decoded, Target, drafting, method_class, tree
+from jaxspec.decoding.shapes import Dynamic, Static
 from jaxspec.models.drafter import Eagle
 from jaxspec.sampling import Sampling
 
@@ -36,7 +37,7 @@ class Treed(ABC):
 
     @property
     @abstractmethod
-    def shape(self) -> drafting.Dynamic | drafting.Static:
+    def shape(self) -> Dynamic | Static:
         """Of the trees, before it is known how many codes there are."""
 
     @property
@@ -135,8 +136,8 @@ class EAGLE2(Treed):
         check_counts(depth=self.depth, top_k=self.top_k, total=self.total)
 
     @property
-    def shape(self) -> drafting.Dynamic:
-        return drafting.Dynamic(self.depth, self.top_k, self.total)
+    def shape(self) -> Dynamic:
+        return Dynamic(self.depth, self.top_k, self.total)
 
 
 @method_class
@@ -164,11 +165,11 @@ class EAGLE(Treed):
     drawn: bool = True
 
     def __post_init__(self):
-        drafting.Static(self.tree)
+        Static(self.tree)
 
     @property
-    def shape(self) -> drafting.Static:
-        return drafting.Static(self.tree)
+    def shape(self) -> Static:
+        return Static(self.tree)
 
 
 def check_counts(**counts: int) -> None:

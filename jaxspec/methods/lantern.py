@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.acceptance import Rule, at, residual
-from jaxspec.decoding import Target, drafting, method_class
+from jaxspec.decoding import Target, method_class
+from jaxspec.decoding.shapes import Dynamic, Static
 from jaxspec.methods.eagle import EAGLE_TREE, Treed, check_counts
 from jaxspec.models.drafter import Eagle
 from jaxspec.neighbours import nearest_codes, neighbour_table
@@ -188,8 +189,8 @@ class LANTERN(Lenient):
         check_choice("residual", self.residual, ("pooled", "released"))
 
     @property
-    def shape(self) -> drafting.Dynamic:
-        return drafting.Dynamic(self.depth, self.top_k, self.total)
+    def shape(self) -> Dynamic:
+        return Dynamic(self.depth, self.top_k, self.total)
 
     @property
     def rule(self) -> Rule:
@@ -227,15 +228,15 @@ class LANTERNPP(Lenient):
     table: jax.Array | None = field(default=None, repr=False, metadata={"arrays": True})
 
     def __post_init__(self):
-        drafting.Static(self.tree)
+        Static(self.tree)
         check_counts(neighbours=self.neighbours)
         if not self.ratio >= 1:
             raise ValueError(f"ratio must be 1 or more, not {self.ratio}")
         check_choice("residual", self.residual, ("plain", "optimal", "released"))
 
     @property
-    def shape(self) -> drafting.Static:
-        return drafting.Static(self.tree)
+    def shape(self) -> Static:
+        return Static(self.tree)
 
     @property
     def rule(self) -> Rule:

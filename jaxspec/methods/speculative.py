@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxspec.acceptance import Ratio, Rule, check_rule
 from jaxspec.decoding import Decoded, Target, jacobi, method_class
-from jaxspec.models.transformer import Cache
+from jaxspec.models.cache import Cache
 from jaxspec.sampling import INITIAL, cell_keys, draw
 
 

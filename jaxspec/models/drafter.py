@@ -17,14 +17,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxspec.models.cache import Cache, through_cache
 from jaxspec.models.transformer import (
-    Cache,
     TransformerConfig,
     attend,
     attend_causal,
     layer_shapes,
     llama_block,
-    through_cache,
     turning,
 )
 

@@ -18,14 +18,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxspec.models.transformer import (
-    Cache,
-    attend,
-    gated,
-    rms_norm,
-    through_cache,
-    unstack,
-)
+from jaxspec.models.cache import Cache, through_cache
+from jaxspec.models.transformer import attend, gated, rms_norm, unstack
 
 
 @dataclass(frozen=True)
