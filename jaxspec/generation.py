@@ -4,36 +4,22 @@ import base64
 import io
 import json
 import math
-import operator
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxspec.decoding import (
-    Decoded,
-    Method,
-    Target,
-    advance,
-    begin,
-    bound,
-    check_method,
-    describe,
-)
+from jaxspec.decoding import Decoded, Method
 from jaxspec.figures import atomically, labelled_grid, save_png
 from jaxspec.maps import BLANK, blanked, map_sheet, moments
-from jaxspec.methods import AR
 from jaxspec.pipeline import Pipeline, Prompts
-from jaxspec.sampling import Sampling, image_keys
+from jaxspec.recipe import Progress, Recipe, faults, filled, whole_number
+from jaxspec.sampling import image_keys
 
-Progress = Callable[[int, int, np.ndarray], None]
-CHUNK = 8  # passes between two calls of `progress`
 PICTURES = 32  # made of tokens at once, at most
 
 
@@ -255,52 +241,36 @@ def generate(
       FloatingPointError: the network returned something that is not a number.
     """
     began = time.perf_counter()
-    method = AR() if method is None else method
-    check_method(method)
-    num_images = _whole("num_images", num_images, 1)
-    batch_size = _whole("batch_size", batch_size, 1)
-    seed = _whole("seed", seed, 0, 2**32 - 1)
-    params = params.reading(**options)
-    config = params.config
-    size = config.check_size(size)
-    chosen: dict[str, Any] = {
-        name: getattr(config.defaults, name) if value is None else value
-        for name, value in (
-            ("guidance", guidance),
-            ("temperature", temperature),
-            ("top_k", top_k),
-            ("top_p", top_p),
-        )
-    }
-    sampling = Sampling.create(config.vq.codebook_size, **chosen)
-    # Plain numbers, whatever kind they came as: they are written as JSON.
-    chosen = {k: int(v) if k == "top_k" else float(v) for k, v in chosen.items()}
-    own = {k: np.asarray(getattr(config.text, k)).item() for k in config.text.options}
+    num_images = whole_number("num_images", num_images, 1)
+    batch_size = whole_number("batch_size", batch_size, 1)
+    seed = whole_number("seed", seed, 0, 2**32 - 1)
+    recipe = Recipe.create(
+        params,
+        size=size,
+        method=method,
+        guidance=guidance,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        **options,
+    )
+    params = recipe.params
     asked = params.ask(prompts, semantic_tokens=semantic_tokens, features=features)
     asked = asked.take(np.arange(len(asked.names)).repeat(num_images))
     numbers = np.tile(np.arange(num_images), len(asked.names) // num_images)
     seconds = {"prompts": time.perf_counter() - began}
 
-    parts, stages = [], []
+    recipe, batches = recipe.unstacked(), []
     for first in range(0, len(numbers), batch_size):
-        rows = _bucket(np.arange(first, min(first + batch_size, len(numbers))))
-        count = min(batch_size, len(numbers) - first)
-        keys = image_keys(seed, asked.ids[rows], numbers[rows])
-        shown = params.show(asked.take(rows), keys)
-        for stage, passed in shown.seconds.items():
+        rows = np.arange(first, min(first + batch_size, len(numbers)))
+        report = _offset(progress, first, len(numbers))
+        batch = recipe.decode(asked.take(rows), numbers[rows], seed, progress=report)
+        for stage, passed in batch.seconds.items():
             seconds[stage] = seconds.get(stage, 0.0) + passed
-        stages.append({k: x[:count] for k, x in shown.stages.items()})
-
-        read = time.perf_counter()
-        condition = jax.tree.map(jnp.asarray, shown.condition)
-        target = params.target(condition, sampling, size)
-        decoder = bound(method, params, condition, sampling, size)
-        report = _offset(progress, first, count, len(numbers))
-        out = _run(decoder, target, keys, report)
-        parts.append(jax.tree.map(lambda x, n=count: np.asarray(x)[:n], out))
-        seconds["decode"] = seconds.get("decode", 0.0) + time.perf_counter() - read
-    stats = jax.tree.map(lambda *x: np.concatenate(x), *parts)
-    _check_decoded(stats, numbers, asked.names)
+        batches.append(batch)
+    stats = jax.tree.map(lambda *x: np.concatenate(x), *(b.stats for b in batches))
+    for fault in faults(stats, numbers, asked.names).values():
+        raise fault
     decoded = time.perf_counter()
     images = decode_tokens(params, stats.tokens)
     seconds["pictures"] = time.perf_counter() - decoded
@@ -311,15 +281,11 @@ def generate(
         prompts=asked.names,
         seeds=[seed] * len(numbers),
         numbers=numbers.tolist(),
-        settings={
-            "family": config.name,
-            "size": size,
-            "method": describe(method),
-            **chosen,
-            **own,
-        },
+        settings=recipe.settings,
         seconds=seconds,
-        stages={k: np.concatenate([x[k] for x in stages]) for k in stages[0]},
+        stages={
+            k: np.concatenate([b.stages[k] for b in batches]) for k in batches[0].stages
+        },
     )
 
 
@@ -334,73 +300,22 @@ def decode_tokens(params: Pipeline, tokens: ArrayLike) -> np.ndarray:
         raise ValueError(f"tokens must be grids [n, h, w], not {list(tokens.shape)}")
     n = len(tokens)
     parts = [
-        params.images(tokens[_bucket(np.arange(i, min(i + PICTURES, n)))])
+        params.images(tokens[filled(np.arange(i, min(i + PICTURES, n)))])
         for i in range(0, n, PICTURES)
     ]
     return np.concatenate([p[: n - PICTURES * i] for i, p in enumerate(parts)])
 
 
-def _whole(name: str, value: int, least: int, most: int | None = None) -> int:
-    """The whole number that `value` is, of whatever integer type."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise ValueError(f"{name} must be a whole number, not {value!r}") from None
-    if number < least or (most is not None and number > most):
-        end = "or more" if most is None else f"to {most}"
-        raise ValueError(f"{name} must be {least} {end}, not {number}")
-    return number
-
-
-def _bucket(rows: np.ndarray) -> np.ndarray:
-    """Repeats the first row up to a power of two, so that few shapes compile."""
-    size = 1 << (len(rows) - 1).bit_length()
-    return np.concatenate([rows, np.full(size - len(rows), rows[0])])
-
-
-def _offset(
-    progress: Progress | None, first: int, count: int, images: int
-) -> Progress | None:
+def _offset(progress: Progress | None, first: int, images: int) -> Progress | None:
     """A batch's own view of `progress`: counts run over all batches."""
     if progress is None:
         return None
 
     def report(done: int, cells: int, tokens: np.ndarray) -> None:
         per_image = cells // len(tokens)
-        real = done * count // len(tokens)  # without the rows that fill the bucket
-        progress(first * per_image + real, images * per_image, tokens[:count])
+        progress(first * per_image + done, images * per_image, tokens)
 
     return report
-
-
-def _run(
-    method: Method, target: Target, keys: jax.Array, progress: Progress | None
-) -> Decoded:
-    """Decodes a batch, in chunks of passes if someone wants to see it."""
-    state = begin(method, target, keys)
-    if progress is None:
-        return method.decoded(advance(method, target, state, np.int32(2**31 - 1)))
-    while not np.all(method.finished(state)):
-        state = advance(method, target, state, np.int32(CHUNK))
-        decoded = method.decoded(state)
-        final = np.asarray(decoded.final_pass) >= 0
-        progress(int(final.sum()), final.size, np.asarray(decoded.tokens))
-    return method.decoded(state)
-
-
-def _check_decoded(stats: Decoded, numbers: np.ndarray, names: list[str]) -> None:
-    """Raises if an image met a number that is none, or was not filled."""
-    for i in np.flatnonzero(stats.bad_pass >= 0)[:1]:
-        raise FloatingPointError(
-            f"image {numbers[i]} of {names[i]!r} met a log-probability "
-            f"that is not finite in pass {stats.bad_pass[i]}: are the weights damaged?"
-        )
-    unfilled = np.argwhere(stats.final_pass < 0)
-    if len(unfilled):
-        raise RuntimeError(
-            f"cell {unfilled[0][1:].tolist()} of image {unfilled[0][0]} was never "
-            "drawn: the method has a bug"
-        )
 
 
 __all__ = ["Generated", "decode_tokens", "generate", "image_keys"]

@@ -1,0 +1,234 @@
+"""How pictures are drawn, checked once: then batch after batch of them."""
+
+import operator
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.decoding import (
+    Decoded,
+    Method,
+    Target,
+    advance,
+    begin,
+    bound,
+    check_method,
+    describe,
+)
+from jaxspec.methods import AR
+from jaxspec.models.transformer import unstacked
+from jaxspec.pipeline import Pipeline
+from jaxspec.reading import Asked
+from jaxspec.sampling import Sampling, image_keys
+
+Progress = Callable[[int, int, np.ndarray], None]
+CHUNK = 8  # passes between two calls of `progress`
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What was decoded together.
+
+    Attributes:
+      stats: numpy arrays [n, ...], not checked (see `faults`).
+      stages: what was made on the way, [n, ...].
+      seconds: wall time of the models that read prompts and of decoding ("decode"),
+        compilation included where something compiled.
+    """
+
+    stats: Decoded
+    stages: dict[str, np.ndarray]
+    seconds: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A family, a method and settings, all checked: what batches share.
+
+    Attributes:
+      params: told how to read prompts, and with the layers of `size` taken apart.
+      method: not bound to conditions yet.
+      size: pixels of a side.
+      sampling: settings of the transformer.
+      settings: all of it, as `Generated.settings` has it.
+    """
+
+    params: Pipeline
+    method: Method
+    size: int
+    sampling: Sampling
+    settings: dict[str, Any]
+
+    @staticmethod
+    def create(
+        params: Pipeline,
+        *,
+        size: int | None = None,
+        method: Method | None = None,
+        guidance: float | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        **options,
+    ) -> "Recipe":
+        """Takes all as `jaxspec.generate` does; computes nothing.
+
+        Raises:
+          ValueError: a setting is not usable.
+        """
+        method = AR() if method is None else method
+        check_method(method)
+        params = params.reading(**options)
+        config = params.config
+        size = config.check_size(size)
+        chosen: dict[str, Any] = {
+            name: getattr(config.defaults, name) if value is None else value
+            for name, value in (
+                ("guidance", guidance),
+                ("temperature", temperature),
+                ("top_k", top_k),
+                ("top_p", top_p),
+            )
+        }
+        sampling = Sampling.create(config.vq.codebook_size, **chosen)
+        # Plain numbers, whatever kind they came as: they are written as JSON.
+        chosen = {k: int(v) if k == "top_k" else float(v) for k, v in chosen.items()}
+        own = {
+            k: np.asarray(getattr(config.text, k)).item() for k in config.text.options
+        }
+        settings = {
+            "family": config.name,
+            "size": size,
+            "method": describe(method),
+            **chosen,
+            **own,
+        }
+        return Recipe(params, method, size, sampling, settings)
+
+    def unstacked(self) -> "Recipe":
+        """The same with the layers of the target taken apart, once for all batches."""
+        decoders = dict(self.params.params["decoders"])
+        config = dict(self.params.config.decoders)[self.size]
+        decoders[str(self.size)] = unstacked(config, decoders[str(self.size)])
+        weights = {**self.params.params, "decoders": decoders}
+        return replace(self, params=replace(self.params, params=weights))
+
+    def decode(
+        self,
+        asked: Asked,
+        numbers: np.ndarray,
+        seed: int,
+        *,
+        rows: int | None = None,
+        progress: Progress | None = None,
+    ) -> Batch:
+        """Decodes a batch.
+
+        Args:
+          asked: of each image, n of them.
+          numbers: of each among the images of its prompt, [n].
+          seed: of all.
+          rows: of the batch, n or more; those that only fill it repeat the first image
+            and are left out of the result. By default the next power of two.
+          progress: as for `jaxspec.generate`, of this batch alone.
+
+        Raises:
+          ValueError: a prompt cannot be shown.
+          FloatingPointError: a model that reads prompts returned what is no number.
+        """
+        count = len(numbers)
+        chosen = filled(np.arange(count), rows)
+        keys = image_keys(seed, asked.ids[chosen], numbers[chosen])
+        shown = self.params.show(asked.take(chosen), keys)
+        began = time.perf_counter()
+        condition = jax.tree.map(jnp.asarray, shown.condition)
+        target = self.params.target(condition, self.sampling, self.size)
+        method = bound(self.method, self.params, condition, self.sampling, self.size)
+        out = _run(method, target, keys, _cut(progress, count))
+        stats = jax.tree.map(lambda x: np.asarray(x)[:count], out)
+        seconds = {**shown.seconds, "decode": time.perf_counter() - began}
+        return Batch(stats, {k: x[:count] for k, x in shown.stages.items()}, seconds)
+
+
+def whole_number(name: str, value: int, least: int, most: int | None = None) -> int:
+    """The whole number that `value` is, of whatever integer type.
+
+    Raises:
+      ValueError: it is none, or out of its range.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} must be a whole number, not {value!r}") from None
+    if number < least or (most is not None and number > most):
+        end = "or more" if most is None else f"to {most}"
+        raise ValueError(f"{name} must be {least} {end}, not {number}")
+    return number
+
+
+def filled(rows: np.ndarray, size: int | None = None) -> np.ndarray:
+    """Repeats the first row up to `size`, so that few shapes compile.
+
+    By default that is the next power of two.
+    """
+    size = 1 << (len(rows) - 1).bit_length() if size is None else size
+    return np.concatenate([rows, np.full(size - len(rows), rows[0])])
+
+
+def _cut(progress: Progress | None, count: int) -> Progress | None:
+    """`progress` without the rows that only fill a batch of `count` images."""
+    if progress is None:
+        return None
+
+    def report(done: int, cells: int, tokens: np.ndarray) -> None:
+        rows = len(tokens)
+        progress(done * count // rows, cells // rows * count, tokens[:count])
+
+    return report
+
+
+def _run(
+    method: Method, target: Target, keys: jax.Array, progress: Progress | None
+) -> Decoded:
+    """Decodes a batch, in chunks of passes if someone wants to see it."""
+    state = begin(method, target, keys)
+    if progress is None:
+        return method.decoded(advance(method, target, state, np.int32(2**31 - 1)))
+    while not np.all(method.finished(state)):
+        state = advance(method, target, state, np.int32(CHUNK))
+        decoded = method.decoded(state)
+        final = np.asarray(decoded.final_pass) >= 0
+        progress(int(final.sum()), final.size, np.asarray(decoded.tokens))
+    return method.decoded(state)
+
+
+def faults(
+    stats: Decoded, numbers: np.ndarray, names: list[str]
+) -> dict[int, FloatingPointError | RuntimeError]:
+    """Which images met a number that is none, or were not filled, and what to say.
+
+    Args:
+      stats: of n images.
+      numbers: of each among the images of its prompt, [n].
+      names: of the prompts, n.
+    """
+    found: dict[int, FloatingPointError | RuntimeError] = {}
+    for i in np.flatnonzero(stats.bad_pass >= 0):
+        found[int(i)] = FloatingPointError(
+            f"image {numbers[i]} of {names[i]!r} met a log-probability "
+            f"that is not finite in pass {stats.bad_pass[i]}: are the weights damaged?"
+        )
+    for i, row, column in np.argwhere(stats.final_pass < 0):
+        bug = RuntimeError(
+            f"cell [{row}, {column}] of image {i} was never drawn: the method has a bug"
+        )
+        found.setdefault(int(i), bug)
+    return found
+
+
+__all__ = ["Batch", "Progress", "Recipe", "faults", "filled", "whole_number"]
