@@ -4,13 +4,11 @@ What takes long to import is imported inside the commands, so that `--help` is f
 """
 
 import itertools
-import json
 import os
 import re
 import shutil
 import tempfile
 import textwrap
-import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Integral, Real
@@ -20,6 +18,24 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from jaxspec import commands_checkpoints, commands_parity
+from jaxspec.command_options import (
+    Family,
+    Guidance,
+    Knob,
+    MethodName,
+    Reading,
+    Size,
+    Temperature,
+    TopK,
+    TopP,
+    WeightType,
+    Window,
+    chosen_method,
+    one_line_errors,
+    one_line_warnings,
+    reading,
+    weight_type,
+)
 
 app = typer.Typer(
     name="jaxspec",
@@ -86,66 +102,21 @@ def generate(
             help="What to draw, or the number of a class; several are a batch.",
         ),
     ],
-    size: Annotated[
-        int | None,
-        typer.Option(
-            help="Pixels a side, one of the family's sizes.  [default: its largest]"
-        ),
-    ] = None,
+    size: Size = None,
     num_images: Annotated[int, typer.Option(help="Pictures of each prompt.")] = 1,
     seed: Annotated[
         int, typer.Option(help="The same seed draws the same picture again.")
     ] = 0,
-    guidance: Annotated[
-        float | None,
-        typer.Option(help="How much the prompt counts; 1 is off, 0 ignores it."),
-    ] = None,
-    temperature: Annotated[
-        float | None, typer.Option(help="0 always takes the likeliest code.")
-    ] = None,
-    top_k: Annotated[
-        int | None, typer.Option(help="Draw from the k likeliest codes; 0 is off.")
-    ] = None,
-    top_p: Annotated[
-        float | None,
-        typer.Option(help="Draw from the likeliest codes of this sum; 1 is off."),
-    ] = None,
-    method: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="How to decode; `jaxspec methods` lists them.  [default: ar]",
-        ),
-    ] = None,
-    window: Annotated[
-        int | None, typer.Option(help="Window of a method that has one.")
-    ] = None,
-    knob: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE",
-            help="Another knob of the method; may be given several times.",
-        ),
-    ] = None,
-    family: Annotated[
-        str, typer.Option(metavar="NAME_OR_FOLDER", help="Which models draw.")
-    ] = "emoji",
-    option: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE",
-            help="How the family reads prompts; `jaxspec info` lists its options.  May "
-            "be given several times.",
-        ),
-    ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TYPE",
-            help="Of the weights: float32, bfloat16, float16, or file for what the "
-            "files have.  [default: float32]",
-        ),
-    ] = None,
+    guidance: Guidance = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    method: MethodName = None,
+    window: Window = None,
+    knob: Knob = None,
+    family: Family = "emoji",
+    option: Reading = None,
+    dtype: WeightType = None,
     out: Annotated[
         str | None,
         typer.Option(
@@ -178,14 +149,14 @@ def generate(
     one labelled sheet; in a folder, a file each and the sheet. What is not set is the
     family's default, which `jaxspec info` shows.
     """
-    with _one_line_errors(), _one_line_warnings():
+    with one_line_errors(), one_line_warnings():
         _check_writable(out)
-        chosen = _method(method, window, knob or [])
+        chosen = chosen_method(method, window, knob)
         with _progress_bar() as progress:
             import jaxspec
 
             jaxspec.use_compile_cache()
-            params = jaxspec.load(family, **_type(dtype))
+            params = jaxspec.load(family, **weight_type(dtype))
             result = jaxspec.generate(
                 params,
                 prompts,
@@ -198,7 +169,7 @@ def generate(
                 top_k=top_k,
                 top_p=top_p,
                 progress=progress,
-                **_reading(option or []),
+                **reading(option),
             )
         for path, file in _write(_files(result), out):
             typer.echo(f"wrote {path}")
@@ -232,7 +203,7 @@ def info(
     ] = "emoji",
 ) -> None:
     """Tell what a family can draw, and how well."""
-    with _one_line_errors(), _one_line_warnings():
+    with one_line_errors(), one_line_warnings():
         import jaxspec
 
         for line in _lines(jaxspec.load(family).describe()):
@@ -251,7 +222,7 @@ def methods(
     ] = None,
 ) -> None:
     """Tell which decoding methods there are, what they promise and their knobs."""
-    with _one_line_errors():
+    with one_line_errors():
         from jaxspec.methods import catalogue
 
         if name is None:
@@ -265,74 +236,6 @@ def methods(
             lines = _help(catalogue.named(name))
         for line in lines:
             typer.echo(line)
-
-
-def _pairs(option: str, texts: list[str]) -> Iterator[tuple[str, str]]:
-    """Names and values of an option that is given as NAME=VALUE."""
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not (name and equals):
-            raise ValueError(f"{option} must be NAME=VALUE, not {text!r}")
-        yield name, value
-
-
-def _type(name: str | None) -> dict[str, Any]:
-    """The type of the weights, as an argument of `load`."""
-    known = ("float32", "bfloat16", "float16", "file")
-    if name is not None and name not in known:
-        raise ValueError(f"--dtype must be {', '.join(known)}, not {name!r}")
-    return {} if name is None else {"dtype": None if name == "file" else name}
-
-
-def _reading(texts: list[str]) -> dict[str, Any]:
-    """Options of the family's reader; numbers, true and false as JSON has them."""
-    given = {}
-    for name, text in _pairs("--option", texts):
-        try:
-            given[name] = json.loads(text)
-        except ValueError:
-            given[name] = text
-    return given
-
-
-def _method(name: str | None, window: int | None, knobs: list[str]) -> Any:
-    """The method that the options ask for; None is the library's default."""
-    given = {} if window is None else {"window": str(window)}
-    for knob, value in _pairs("--knob", knobs):
-        if knob in given:
-            raise ValueError(f"{knob} is given twice")
-        given[knob] = value
-    if name is None:
-        for knob in given:
-            raise ValueError(f"{knob} is a knob of a method: choose one with --method")
-        return None
-    from jaxspec.methods import catalogue
-
-    return catalogue.named(name).make(given)
-
-
-@contextmanager
-def _one_line_errors() -> Generator[None]:
-    """What the library refuses is the user's to mend: one line, no traceback."""
-    try:
-        yield
-    except BrokenPipeError:
-        raise  # as by `| head`: nothing went wrong, and the framework ends quietly
-    except (ValueError, OSError, FloatingPointError) as error:
-        typer.echo(f"error: {' '.join(str(error).split())}", err=True)
-        raise typer.Exit(2) from None
-
-
-@contextmanager
-def _one_line_warnings() -> Generator[None]:
-    def show(message, *_):
-        typer.echo(f"warning: {message}", err=True)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", UserWarning)
-        # Put back by catch_warnings.
-        warnings.showwarning = show  # ty: ignore[invalid-assignment]
-        yield
 
 
 @contextmanager

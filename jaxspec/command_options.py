@@ -1,0 +1,149 @@
+"""Options that several commands share, what they mean, and how commands fail."""
+
+import json
+import warnings
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+
+Size = Annotated[
+    int | None,
+    typer.Option(
+        help="Pixels a side, one of the family's sizes.  [default: its largest]"
+    ),
+]
+Guidance = Annotated[
+    float | None,
+    typer.Option(help="How much the prompt counts; 1 is off, 0 ignores it."),
+]
+Temperature = Annotated[
+    float | None, typer.Option(help="0 always takes the likeliest code.")
+]
+TopK = Annotated[
+    int | None, typer.Option(help="Draw from the k likeliest codes; 0 is off.")
+]
+TopP = Annotated[
+    float | None,
+    typer.Option(help="Draw from the likeliest codes of this sum; 1 is off."),
+]
+MethodName = Annotated[
+    str | None,
+    typer.Option(
+        "--method",
+        metavar="NAME",
+        help="How to decode; `jaxspec methods` lists them.  [default: ar]",
+    ),
+]
+Window = Annotated[int | None, typer.Option(help="Window of a method that has one.")]
+Knob = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=VALUE",
+        help="Another knob of the method; may be given several times.",
+    ),
+]
+Family = Annotated[
+    str, typer.Option(metavar="NAME_OR_FOLDER", help="Which models draw.")
+]
+Reading = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        metavar="NAME=VALUE",
+        help="How the family reads prompts; `jaxspec info` lists its options.  May "
+        "be given several times.",
+    ),
+]
+WeightType = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype",
+        metavar="TYPE",
+        help="Of the weights: float32, bfloat16, float16, or file for what the "
+        "files have.  [default: float32]",
+    ),
+]
+
+
+def _pairs(option: str, texts: list[str]) -> Iterator[tuple[str, str]]:
+    """Names and values of an option that is given as NAME=VALUE."""
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise ValueError(f"{option} must be NAME=VALUE, not {text!r}")
+        yield name, value
+
+
+def weight_type(name: str | None) -> dict[str, Any]:
+    """`--dtype` as an argument of `load`.
+
+    Raises:
+      ValueError: there is no such type.
+    """
+    known = ("float32", "bfloat16", "float16", "file")
+    if name is not None and name not in known:
+        raise ValueError(f"--dtype must be {', '.join(known)}, not {name!r}")
+    return {} if name is None else {"dtype": None if name == "file" else name}
+
+
+def reading(texts: list[str] | None) -> dict[str, Any]:
+    """Options of the family's reader; numbers, true and false as JSON has them.
+
+    Raises:
+      ValueError: one is not NAME=VALUE.
+    """
+    given = {}
+    for name, text in _pairs("--option", texts or []):
+        try:
+            given[name] = json.loads(text)
+        except ValueError:
+            given[name] = text
+    return given
+
+
+def chosen_method(name: str | None, window: int | None, knobs: list[str] | None) -> Any:
+    """The method that the options ask for; None is the library's default.
+
+    Raises:
+      ValueError: there is none of that name, or it has no such knob or value.
+    """
+    given = {} if window is None else {"window": str(window)}
+    for knob, value in _pairs("--knob", knobs or []):
+        if knob in given:
+            raise ValueError(f"{knob} is given twice")
+        given[knob] = value
+    if name is None:
+        for knob in given:
+            raise ValueError(f"{knob} is a knob of a method: choose one with --method")
+        return None
+    from jaxspec.methods import catalogue
+
+    return catalogue.named(name).make(given)
+
+
+@contextmanager
+def one_line_errors() -> Generator[None]:
+    """What the library refuses is the user's to mend: one line, no traceback."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # as by `| head`: nothing went wrong, and the framework ends quietly
+    except (ValueError, OSError, FloatingPointError) as error:
+        typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+        raise typer.Exit(2) from None
+
+
+@contextmanager
+def one_line_warnings() -> Generator[None]:
+    """Warnings as lines on stderr."""
+
+    def show(message, *_):
+        typer.echo(f"warning: {message}", err=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        # Put back by catch_warnings.
+        warnings.showwarning = show  # ty: ignore[invalid-assignment]
+        yield
