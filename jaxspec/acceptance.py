@@ -10,9 +10,12 @@ keeping each draft. Those here are frozen dataclasses that are called.
     drafts  [B, T]     int32
     codes   [V, d]     the codes' vectors, for rules that ask what looks alike, or None
 
+A rule that asks `by_place`, an attribute that is true, gets `place` [B, T] too: how
+many drafts stand between each and the newest final token.
+
 A rejected draft is replaced from `residual(log_p, log_q)`, or from the rule's own
-`residual` where it has one. With `Ratio` the result is distributed as the target
-(Leviathan et al. 2023, theorem 1); other rules are biased.
+`residual(log_p, log_q, place)` where it has one. With `Ratio` the result is distributed
+as the target (Leviathan et al. 2023, theorem 1); other rules are biased.
 
 A rule is compiled in: another one is another program. Rules that are equal share it, so
 one is defined once, with `def` or as a frozen dataclass, outside of loops.
@@ -20,13 +23,35 @@ one is defined once, with `def` or as a frozen dataclass, outside of loops.
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 
 # (log_p, log_q, drafts, codes) -> chance, as above; hashable.
-Rule = Callable[[jax.Array, jax.Array, jax.Array, jax.Array | None], jax.Array]
+Rule = Callable[..., jax.Array]
+
+
+def chance(
+    rule: Rule,
+    log_p: jax.Array,
+    log_q: jax.Array,
+    drafts: jax.Array,
+    codes: jax.Array | None,
+    place: jax.Array,
+) -> jax.Array:
+    """How likely a rule keeps each draft [B, T]; `place` is for rules that ask."""
+    if getattr(rule, "by_place", False):
+        return rule(log_p, log_q, drafts, codes, place)
+    return rule(log_p, log_q, drafts, codes)
+
+
+def rest_of(
+    rule: Rule, log_p: jax.Array, log_q: jax.Array, place: jax.Array
+) -> jax.Array:
+    """What a rejected draft is replaced from, log-probabilities [B, T, V]."""
+    own = getattr(rule, "residual", None)
+    return own(log_p, log_q, place) if own else residual(log_p, log_q)
 
 
 def check_rule(rule: Rule) -> None:
@@ -116,12 +141,13 @@ class Added:
 
 @dataclass(frozen=True)
 class Cooled:
-    """Keep with min(1, w p/q), w falling along the window (Cool-SD, 2601.09212).
+    """Keep with min(1, w p/q), w falling along the drafts (Cool-SD, 2601.09212).
 
-    w of the i-th draft is `delta exp(-nu i - mu)`. A reject is replaced from the
-    residual that keeps the error least: the positive part of p - min(q, w p).
+    w of the i-th draft, from 0, is `delta exp(-nu i - mu)`. A reject is replaced from
+    the residual that keeps the error least: the positive part of p - min(q, w p).
     """
 
+    by_place: ClassVar[bool] = True
     delta: float = 1.1
     nu: float = 0.7
     mu: float = 0.0
@@ -132,10 +158,9 @@ class Cooled:
     def weight(self, place):
         return self.delta * jnp.exp(-self.nu * place - self.mu)
 
-    def __call__(self, log_p, log_q, drafts, codes=None):
-        weight = self.weight(jnp.arange(drafts.shape[1]))[None]
+    def __call__(self, log_p, log_q, drafts, codes, place):
         ratio = _ratio(at(log_p, drafts), at(log_q, drafts))
-        return jnp.minimum(1.0, weight * ratio)
+        return jnp.minimum(1.0, self.weight(place) * ratio)
 
     def residual(self, log_p, log_q, place):
         weighted = log_p + jnp.log(self.weight(place))[..., None]

@@ -1,10 +1,18 @@
 """Which codes look alike: the nearest ones of each, as rules that pool them need."""
 
+import hashlib
+from contextlib import suppress
 from functools import lru_cache, partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from jaxspec.compile_cache import user_cache
+from jaxspec.figures import atomically
+
+KEPT = 1_000_000  # tables of so many numbers are kept on disk
 
 
 @partial(jax.jit, static_argnums=1)
@@ -33,15 +41,42 @@ def nearest_codes(codes: jax.Array, count: int) -> jax.Array:
 
 
 def neighbour_table(codes: jax.Array, count: int) -> jax.Array:
-    """`nearest_codes`, computed once for the same codes (on the host, not in jit)."""
+    """`nearest_codes`, computed once for the same codes (on the host, not in jit).
+
+    Large tables are kept in the user's cache folder too (see `user_cache`).
+    """
     content = np.asarray(codes).tobytes()
     return _table(content, codes.shape, str(codes.dtype), count)
 
 
 @lru_cache(maxsize=4)
 def _table(content: bytes, shape: tuple, dtype: str, count: int) -> jax.Array:
-    codes = np.frombuffer(content, dtype).reshape(shape)
-    return nearest_codes(jnp.asarray(codes), count)
+    codes = jnp.asarray(np.frombuffer(content, dtype).reshape(shape))
+    if shape[0] * count < KEPT:
+        return nearest_codes(codes, count)
+    name = hashlib.sha256(f"{dtype}{shape}{count}".encode() + content).hexdigest()
+    path = user_cache() / "neighbours" / f"{name[:32]}.npy"
+    kept = _kept(path, (shape[0], count))
+    if kept is not None:
+        return jnp.asarray(kept, jnp.int32)
+    table = nearest_codes(codes, count)
+    with suppress(OSError):  # a full disk or none costs time, and nothing else
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomically(path) as draft, draft.open("wb") as file:
+            np.save(file, np.asarray(table).astype(np.uint32))
+    return table
+
+
+def _kept(path: Path, shape: tuple[int, int]) -> np.ndarray | None:
+    """The table in a file, if there is one and it is whole."""
+    try:
+        table = np.load(path)
+    except (OSError, ValueError, EOFError):
+        return None
+    whole = table.shape == shape and table.dtype == np.uint32
+    return (
+        table if whole and np.array_equal(table[:, 0], np.arange(len(table))) else None
+    )
 
 
 __all__ = ["nearest_codes", "neighbour_table"]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec import neighbours
 from jaxspec.acceptance import Amplified
 from jaxspec.decoding import ACCEPTED, DRAWN, RESAMPLED
 from jaxspec.methods import AR, SCD, ZipAR
@@ -230,6 +231,24 @@ def test_islands_and_passes_by_hand():
     np.testing.assert_array_equal(got.target_passes, [10, 1, 32])
     np.testing.assert_array_equal(got.draft_passes, [7, 7, 7])
     np.testing.assert_array_equal(got.prefill_passes, [2, 2, 2])
+
+
+def test_a_large_table_is_kept_on_disk(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(neighbours, "KEPT", 1)
+    codes = jax.random.normal(jax.random.key(7), (6, 2))
+    want = np.asarray(neighbour_table(codes, 3))
+    (path,) = tmp_path.rglob("*.npy")
+
+    def again():
+        neighbours._table.cache_clear()
+        return np.asarray(neighbour_table(codes, 3))
+
+    np.save(path, np.load(path)[:, [0, 2, 1]])  # so that it shows who made it
+    np.testing.assert_array_equal(again(), want[:, [0, 2, 1]])
+    path.write_bytes(path.read_bytes()[:-5])
+    np.testing.assert_array_equal(again(), want)
+    np.testing.assert_array_equal(np.load(path), want)
 
 
 def test_neighbours_by_hand():

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.acceptance import Ratio
+from jaxspec.acceptance import Cooled, Ratio
 from jaxspec.decoding import ACCEPTED, BONUS, DRAWN, RESAMPLED, advance, begin, tree
 from jaxspec.decoding.drafting import Growth, Tree, ancestors, take
 from jaxspec.decoding.shapes import Dynamic, Static
@@ -184,8 +184,10 @@ def first_two(out: Tree, log_p, depth: int, rule):
         (Dynamic(2, 3, 6), False, None),
         (Dynamic(2, 3, 6), False, Ratio()),
         (Static(SMALL), True, Ratio()),
+        # Stricter with depth, and it makes up for that in what a reject leaves.
+        (Static(SMALL), True, Cooled(delta=0.8, nu=0.5)),
     ],
-    ids=["chosen, drawn along", "chosen", "drawn"],
+    ids=["chosen, drawn along", "chosen", "drawn", "cooled"],
 )
 def test_both_ways_to_judge_are_exact(shape, draws, rule):
     log_p = random_log(4, 4, seed=2)
@@ -206,6 +208,22 @@ def test_a_chosen_child_judged_as_drawn_is_not():
     first, *_ = first_two(replace(out, drawn=drawn.drawn), log_p, shape.depth, Ratio())
     with pytest.raises(AssertionError):
         assert_frequent(np.asarray(first), np.exp(log_p[1]))
+
+
+def test_a_rule_knows_how_deep_a_child_is():
+    """Certain at the root's children, and hopeless behind them."""
+    out = grown(random_log(4, 4), Static(SMALL), DONE, True)
+    steep = Cooled(delta=1e6, nu=100.0)
+    route = jax.jit(tree.judge_along, static_argnums=4, static_argnames="rule")(
+        out,
+        random_log(4, 4, seed=2)[out.tokens],
+        keys_of(IMAGES, 1),
+        DONE,
+        3,
+        passes=0 * DONE + 1,
+        rule=steep,
+    )
+    np.testing.assert_array_equal(route.kept, 1)
 
 
 # Methods.

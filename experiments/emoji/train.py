@@ -4,9 +4,9 @@ python -m experiments.emoji.train --stage all
 
 Stages: prepare (render the drawings), text (tables of word pieces), vq, codes, 32, 64,
 128, 128-long, 256, networks that enlarge codes (upsampler-64-128 ...) and make them
-small (downsampler-128-64 ...), drafter, export. Everything goes to `runs/emoji`;
-`export` writes the family's folder. `--smoke` is a run of a minute that shows that all
-of it works.
+small (downsampler-128-64 ...), drafter (of 128 px), drafter-256, export. Everything
+goes to `runs/emoji`; `export` writes the family's folder. `--smoke` is a run of a
+minute that shows that all of it works.
 """
 
 import os
@@ -21,7 +21,7 @@ STAGES = (
     *("32", "64", "128", "128-long", "256"),
     *("upsampler-64-128", "downsampler-128-64", "upsampler-128-256"),
     "upsampler-64-128-pixels",
-    *("drafter", "export"),
+    *("drafter", "drafter-256", "export"),
 )
 
 
@@ -101,11 +101,11 @@ def run_stage(stage: str, folder: Path, smoke: bool, out: Path) -> None:
         table,
         codebook,
     )
+    smaller = load_params(folder / settings.start) if settings.start else None
     if isinstance(settings, train_drafter.DrafterTraining):
         family = export.assemble(folder, *parts)
-        train_drafter.train(settings, family, corpus, drawings, folder / stage)
+        train_drafter.train(settings, family, corpus, drawings, folder / stage, smaller)
         return
-    smaller = load_params(folder / settings.start) if settings.start else None
     train_ar.train(settings, corpus, drawings, codebook, folder / stage, smaller)
 
 

@@ -53,7 +53,17 @@ STAGES = {
         rate=2e-3,
         unconditional=0.25,
         corruption=0.0,
-    )
+    ),
+    "drafter-256": DrafterTraining(
+        size=256,
+        depth=5,
+        steps=300,
+        batch=4,
+        rate=1e-3,
+        unconditional=0.25,
+        corruption=0.0,
+        start="drafter",
+    ),
 }
 
 
@@ -104,6 +114,13 @@ def init(settings: DrafterTraining, target: TransformerConfig, params) -> Eagle:
     # At first, what it says of a token is the feature that stands before it.
     new |= {"join": new["join"].at[c:].add(jnp.eye(c))}
     return Eagle({"params": new}, config)
+
+
+def grown(smaller: dict, new: Eagle) -> Eagle:
+    """`new`, with what a drafter of a smaller grid has learned; all but embeddings."""
+    kept = ("token_embedding", "position_embedding")
+    learned = {k: x for k, x in smaller["params"].items() if k not in kept}
+    return Eagle({"params": new.params["params"] | learned}, new.config)
 
 
 def make_step(settings: DrafterTraining, target, params, config, optimizer):
@@ -175,12 +192,18 @@ def train(
     corpus: train_ar.Corpus,
     drawings: Drawings,
     folder: Path,
+    smaller: dict | None = None,
     save_every: int = 125,
 ) -> TrainState:
-    """Trains a drafter of the family's model of a size into `folder`."""
+    """Trains a drafter of the family's model of a size into `folder`.
+
+    With `smaller`, parameters of a drafter of a smaller size, it goes on from these.
+    """
     target = dict(pipeline.config.decoders)[settings.size]
     params = jax.tree.map(jnp.asarray, pipeline.params["decoders"][str(settings.size)])
     eagle = init(settings, target, params)
+    if smaller is not None:
+        eagle = grown(smaller, eagle)
     optimizer = train_ar.make_optimizer(settings)
     index = drawings.index("train")
     return fit(

@@ -16,7 +16,7 @@ from typing import Literal, get_args
 import jax
 import jax.numpy as jnp
 
-from jaxspec.acceptance import Ratio, Rule, residual
+from jaxspec.acceptance import Ratio, Rule, chance, residual, rest_of
 from jaxspec.decoding.decoded import ACCEPTED, BONUS, RESAMPLED, Decoded
 from jaxspec.decoding.first import draw_first
 from jaxspec.decoding.target import Target
@@ -209,10 +209,11 @@ def verify(
     d = state.drafts.shape[1]
     place = jnp.arange(d)[None]
     cells = state.done[:, None] + place
-    chance = rule(log_p[:, :d], state.log_q, state.drafts, codes)
+    given = log_p[:, :d], state.log_q, state.drafts, codes
+    likely = chance(rule, *given, jnp.broadcast_to(place, state.drafts.shape))
     coins = uniform(cell_keys(state.keys, cells, ACCEPT, passes[:, None]))
     inside = place < judged[:, None]
-    passed = (coins < chance) & inside
+    passed = (coins < likely) & inside
     accepted = jnp.sum(jnp.cumprod(passed, axis=1), axis=1)
     coupled = Ratio()(log_p[:, :d], state.log_q, state.drafts)
     kept = (coins < coupled) & inside
@@ -221,8 +222,7 @@ def verify(
     source = _pick(log_p, behind)
     if d:
         log_q = _pick(state.log_q, jnp.minimum(behind, d - 1))
-        own = getattr(rule, "residual", None)
-        rest = own(source, log_q, behind) if own else residual(source, log_q)
+        rest = rest_of(rule, source, log_q, behind)
         source = jnp.where((behind < d)[..., None], rest, source)
     cell = state.done[:, None] + behind
     token = draw(cell_keys(state.keys, cell, DRAW, passes[:, None]), source)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 
-from jaxspec.acceptance import Ratio, Rule, residual
+from jaxspec.acceptance import Ratio, Rule, chance, rest_of
 from jaxspec.decoding.decoded import ACCEPTED, BONUS, RESAMPLED, Decoded
 from jaxspec.decoding.drafting import Growing, Growth, Tree, ancestors, take
 from jaxspec.decoding.first import draw_first
@@ -272,13 +272,17 @@ def judge_along(
     Args:
       tree, log_p, keys, done, depth: as for `draw_along`.
       passes: int32 [B], the number of this pass.
-      rule: judges a child. It may have `rejected(log_p, log_q, drafts, codes)`, what a
-        reject leaves of p, log-probabilities [B, 1, V].
+      rule: judges a child; its place is its depth behind the root's children. It may
+        have `rejected(log_p, log_q, drafts, codes)`, what a reject leaves of p,
+        log-probabilities [B, 1, V], where that is not its residual.
       codes: for the rule.
     """
     b, m, v = log_p.shape
     place = jnp.arange(m)[None]
-    left = getattr(rule, "rejected", lambda p, q, *_: residual(p, q))
+
+    def left(p, q, token, deep):
+        own = getattr(rule, "rejected", None)
+        return own(p, q, token, codes) if own else rest_of(rule, p, q, deep)
 
     def on(carry):
         route, over, p, tried, after = carry
@@ -292,12 +296,12 @@ def judge_along(
         else:
             q = jnp.where(tried, -jnp.inf, take(tree.drawn, take(tree.source, child)))
             q = jax.nn.log_softmax(q, axis=-1)
-        cell = done[:, None] + route.kept[:, None]
+        deep = route.kept[:, None]
         attempt = passes[:, None] * m + child
-        coin = uniform(cell_keys(keys, cell, ACCEPT, attempt))
-        kept = (coin < rule(p, q, token, codes))[:, 0]
+        coin = uniform(cell_keys(keys, done[:, None] + deep, ACCEPT, attempt))
+        kept = (coin < chance(rule, p, q, token, codes, deep))[:, 0]
         testing, going = some & ~over, some & kept & ~over
-        rest = jnp.where(testing[:, None, None], left(p, q, token, codes), p)
+        rest = jnp.where(testing[:, None, None], left(p, q, token, deep), p)
         p = jnp.where(going[:, None, None], take(log_p, child), rest)
         is_token = jax.nn.one_hot(token, v, dtype=bool)
         tried = (tried | is_token) & ~going[:, None, None]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from jaxspec.acceptance import Ratio, Rule
+from jaxspec.acceptance import Ratio, Rule, check_rule
 from jaxspec.decoding import Decoded, Target, drafting, method_class, tree
 from jaxspec.decoding.shapes import Dynamic, Static
 from jaxspec.models.drafter import Eagle
@@ -148,7 +148,7 @@ class EAGLE(Treed):
     drafter, without replacement, and tested one after the other: each is kept with
     min(1, p/q), and a reject leaves norm([p - q]+) as p, and q without it as q.
 
-    Guarantee: exact, whatever the drafter.
+    Guarantee: exact, whatever the drafter; with another `rule`, that rule's.
 
     Attributes:
       draft: as for `EAGLE2`.
@@ -156,6 +156,7 @@ class EAGLE(Treed):
         the first child; by default EAGLE's own of 25 nodes.
       drawn: children are drawn; else they are the likeliest codes, judged as by
         `EAGLE2`.
+      rule: judges children. `Cooled()` makes this Cool-SD (arXiv 2601.09212).
     """
 
     draft: Target | Eagle | None = field(
@@ -163,9 +164,11 @@ class EAGLE(Treed):
     )
     tree: tuple[tuple[int, ...], ...] = field(default=EAGLE_TREE, repr=False)
     drawn: bool = True
+    rule: Rule = Ratio()
 
     def __post_init__(self):
         Static(self.tree)
+        check_rule(self.rule)
 
     @property
     def shape(self) -> Static:
