@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.models.cache import Cache
-from jaxspec.models.qwen2 import Qwen2, causal, empty_cache, positions_of, unstacked
+from jaxspec.models.llama import Llama, causal, empty_cache, positions_of, unstacked
 from jaxspec.sampling import WORD, Sampling, cell_keys, draw, log_probs
 
 BUCKET = 32  # prompts are padded to a multiple: another length compiles nothing
@@ -91,7 +91,7 @@ def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarra
 
 
 def write(
-    model: Qwen2,
+    model: Llama,
     params: Any,
     prompts: Sequence[Sequence[int]],
     keys: jax.Array,
@@ -184,7 +184,7 @@ class _State:
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _write(
-    model: Qwen2,
+    model: Llama,
     grammar: Grammar,
     params: Any,
     prompt: jax.Array,

@@ -9,9 +9,8 @@ import pytest
 
 from jaxspec.checkpoints import QWEN2, convert, qwen2_config, to_torch
 from jaxspec.language import Grammar, _write, write
-from jaxspec.models.qwen2 import (
-    Qwen2,
-    Qwen2Config,
+from jaxspec.models.llama import (
+    Llama,
     causal,
     empty_cache,
     positions_of,
@@ -19,6 +18,7 @@ from jaxspec.models.qwen2 import (
     rotate_halves,
     unstacked,
 )
+from jaxspec.models.qwen2 import Qwen2Config
 from jaxspec.sampling import Sampling, image_key
 from tests.parity import published
 
@@ -30,7 +30,7 @@ GREEDY = Sampling.create(96, temperature=0.0)
 
 @cache
 def jitted(config: Qwen2Config, method: str = "__call__"):
-    return jax.jit(partial(Qwen2(config).apply, method=method))
+    return jax.jit(partial(Llama(config).apply, method=method))
 
 
 def recorded(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -124,7 +124,7 @@ def run(name, rows, sampling, grammar, row_keys=None, **options):
     model = published(name)
     row_keys = keys(len(rows)) if row_keys is None else row_keys
     return write(
-        Qwen2(model.config), model.params, rows, row_keys, sampling, grammar, **options
+        Llama(model.config), model.params, rows, row_keys, sampling, grammar, **options
     )
 
 
@@ -232,7 +232,7 @@ def test_weights_that_are_not_finite_are_reported():
     )
     with pytest.raises(FloatingPointError, match=r"prompts \[1\]"):
         write(
-            Qwen2(model.config),
+            Llama(model.config),
             params,
             [[5, 17], [5, 7, 17]],
             keys(2),

@@ -26,7 +26,7 @@ from jaxspec.checkpoints.readers import naming, read_json
 from jaxspec.checkpoints.single import load_model
 from jaxspec.checkpoints.writer import CONFIG
 from jaxspec.models.drafter import EagleHead
-from jaxspec.models.qwen2 import Qwen2, Qwen2Config
+from jaxspec.models.llama import Llama, LlamaConfig
 from jaxspec.models.t5 import T5Config, T5Encoder
 from jaxspec.models.ta_tok import TaTok, TaTokConfig
 from jaxspec.models.transformer import Transformer, TransformerConfig
@@ -154,10 +154,10 @@ def _ta_tok(c: TaTokConfig) -> list[Stage]:
     ]
 
 
-def _qwen2(c: Qwen2Config) -> list[Stage]:
+def _language(c: LlamaConfig) -> list[Stage]:
     tokens = {"tokens": Input((None, None), c.vocab_size)}
     seen = {"seen": Input((None, None), 2)}
-    return [Stage("logits", "logits", tokens, Qwen2(c).apply, seen, counts="seen")]
+    return [Stage("logits", "logits", tokens, Llama(c).apply, seen, counts="seen")]
 
 
 def _t5(c: T5Config) -> list[Stage]:
@@ -177,7 +177,7 @@ STAGES: dict[str, Callable[[Any], list[Stage]]] = {
     "drafters": _drafter,
     "vq": _vq,
     "ta_tok": _ta_tok,
-    "llm": _qwen2,
+    "llm": _language,
     "t5": _t5,
 }
 

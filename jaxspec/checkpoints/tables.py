@@ -163,7 +163,7 @@ QWEN2_ENTRIES = (
 
 QWEN2 = Table(
     entries=lambda config: QWEN2_ENTRIES,
-    init=abstract.qwen2,
+    init=abstract.llama,
     # Rotary tables of old files, which we compute.
     not_weights=frozenset(
         {"model.rotary_emb.inv_freq", "model.layers.*.self_attn.rotary_emb.inv_freq"}

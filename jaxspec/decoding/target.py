@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.models.cache import Cache
-from jaxspec.models.transformer import Transformer, unstacked
+from jaxspec.models.chameleon import ChameleonGrid
+from jaxspec.models.transformer import Transformer
 from jaxspec.sampling import Sampling, guide, log_probs
 
 
@@ -34,19 +35,19 @@ class Target:
     prefix_visible: jax.Array
     sampling: Sampling
     codes: jax.Array | None
-    model: Transformer = field(metadata={"static": True})
+    model: Transformer | ChameleonGrid = field(metadata={"static": True})
 
     @staticmethod
     def create(
-        model: Transformer,
+        model: Transformer | ChameleonGrid,
         params: Any,
         condition: jax.Array,
         sampling: Sampling,
         prefix_visible: jax.Array | None = None,
         codes: jax.Array | None = None,
     ) -> "Target":
-        """Copies the layers' weights, unless they are `unstacked` already."""
-        params = unstacked(model.config, params)
+        """Copies the layers' weights, unless they are `prepared` already."""
+        params = model.prepared(params)
         condition = jnp.asarray(condition)
         if prefix_visible is None:
             shape = (condition.shape[0], model.config.prefix_length)

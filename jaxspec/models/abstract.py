@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.models.drafter import EagleHead
-from jaxspec.models.qwen2 import Qwen2, Qwen2Config
+from jaxspec.models.llama import Llama, LlamaConfig
+from jaxspec.models.qwen2 import Qwen2Config
 from jaxspec.models.t5 import T5Config, T5Encoder
 from jaxspec.models.ta_tok import TaTok, TaTokConfig
 from jaxspec.models.transformer import Transformer, TransformerConfig
@@ -45,9 +46,9 @@ def eagle(config: TransformerConfig) -> Any:
     return _init(EagleHead(config).init, features, tokens)
 
 
-def qwen2(config: Qwen2Config) -> Any:
-    """Of `Qwen2`."""
-    init = partial(Qwen2(config).init, method="logits")
+def llama(config: LlamaConfig) -> Any:
+    """Of `Llama`."""
+    init = partial(Llama(config).init, method="logits")
     return _init(init, jax.ShapeDtypeStruct((1, config.width), jnp.float32))
 
 
@@ -64,7 +65,7 @@ def ta_tok(config: TaTokConfig) -> Any:
     return _init(TaTok(config).init, jax.ShapeDtypeStruct(shape, jnp.float32))
 
 
-_OF = {Qwen2Config: qwen2, T5Config: t5, TaTokConfig: ta_tok}
+_OF = {Qwen2Config: llama, T5Config: t5, TaTokConfig: ta_tok}
 
 
 def network(config: Any) -> Any:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 if TYPE_CHECKING:
+    from jaxspec.models.chameleon import ChameleonGridConfig
     from jaxspec.models.transformer import TransformerConfig
 
 
@@ -28,11 +29,14 @@ class Cache:
 
     @staticmethod
     def empty(
-        config: "TransformerConfig", batch: int, dtype=jnp.float32, scratch: int = 0
+        config: "TransformerConfig | ChameleonGridConfig",
+        batch: int,
+        dtype=jnp.float32,
+        scratch: int = 0,
     ) -> "Cache":
         """Of all slots of a network, and `scratch` more behind them."""
         slots = config.slots + scratch
-        shape = (batch, config.heads, slots, config.head_width)
+        shape = (batch, config.key_heads, slots, config.head_width)
         return Cache.zeros(config.depth, shape, dtype)
 
     @staticmethod

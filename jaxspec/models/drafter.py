@@ -122,12 +122,14 @@ class Eagle:
     params: Any = field(repr=False)
     config: TransformerConfig = field(metadata={"static": True})
 
-    def check(self, target: TransformerConfig) -> None:
+    def check(self, target: Any) -> None:
         """Refuses another target than it was made for, as far as shapes tell.
 
         Raises:
           ValueError: the two do not fit.
         """
+        if not isinstance(target, TransformerConfig):
+            raise ValueError("this drafter was made for another kind of target")
         own, wanted = self.config, eagle_config(target)
         for name in ("vocab_size", "width", "grid", "prefix_length", "positions"):
             found, want = getattr(own, name), getattr(wanted, name)

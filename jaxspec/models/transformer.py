@@ -69,6 +69,10 @@ class TransformerConfig:
     def head_width(self) -> int:
         return self.width // self.heads
 
+    @property
+    def key_heads(self) -> int:
+        return self.heads
+
 
 def swiglu_hidden(width: int, multiple_of: int = 256) -> int:
     """Hidden width of a Llama feed-forward layer: 8/3 of the width, rounded up."""
@@ -235,6 +239,11 @@ class Transformer(nn.Module):
     """
 
     config: TransformerConfig
+
+    @nn.nowrap
+    def prepared(self, params: dict) -> dict:
+        """The parameters as decoding takes them: `unstacked`."""
+        return unstacked(self.config, params)
 
     def setup(self):
         c = self.config

@@ -16,7 +16,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from jaxspec.language import Grammar, write
-from jaxspec.models.qwen2 import Qwen2, Qwen2Config
+from jaxspec.models.llama import Llama
+from jaxspec.models.qwen2 import Qwen2Config
 from jaxspec.models.ta_tok import TaTok, TaTokConfig
 from jaxspec.reading import Asked, Reader, Shown, check_texts, ids_of, timed
 from jaxspec.sampling import Sampling
@@ -241,7 +242,7 @@ class TarReader(Reader):
             only_images=self.only_images,
         )
         written = write(
-            Qwen2(self.writer.config),
+            Llama(self.writer.config),
             params["llm"],
             asked.values["words"].tolist(),
             keys,

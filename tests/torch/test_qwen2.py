@@ -12,8 +12,8 @@ import transformers
 
 from jaxspec.checkpoints import QWEN2, convert, qwen2_config, to_torch
 from jaxspec.language import Grammar, write
-from jaxspec.models.qwen2 import (
-    Qwen2,
+from jaxspec.models.llama import (
+    Llama,
     causal,
     empty_cache,
     layer_shapes,
@@ -63,7 +63,7 @@ def pair(request):
     assert weights.keys() - back.keys() == (
         {"lm_head.weight"} if config.tied else set()
     )
-    return model, Qwen2(config), jax.tree.map(jnp.asarray, params)
+    return model, Llama(config), jax.tree.map(jnp.asarray, params)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def test_states_after_each_layer(pair, text, depth):
         out = theirs(tokens, output_hidden_states=True, **arguments(*text))
     stacked = layer_shapes(model.config)
     inner = {k: x[:depth] if k in stacked else x for k, x in params["params"].items()}
-    got = Qwen2(replace(model.config, depth=depth)).apply(
+    got = Llama(replace(model.config, depth=depth)).apply(
         {"params": inner}, tokens.numpy(), seen.numpy(), method="states"
     )
     want = out.hidden_states[depth]
