@@ -17,7 +17,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from jaxspec import commands_checkpoints, commands_parity
+from jaxspec import commands_checkpoints, commands_evaluate, commands_parity
 from jaxspec.command_options import (
     Family,
     Guidance,
@@ -45,8 +45,16 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain text: no second library to import, any terminal
     pretty_exceptions_enable=False,
 )
+evaluate = typer.Typer(
+    name="evaluate",
+    help="Draw many prompts, score, compare and look at what was drawn.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+evaluate.add_typer(commands_evaluate.app)
 app.add_typer(commands_checkpoints.app)
 app.add_typer(commands_parity.app)
+app.add_typer(evaluate)
 
 
 class _File(NamedTuple):

@@ -130,7 +130,7 @@ def one_line_errors() -> Generator[None]:
         yield
     except BrokenPipeError:
         raise  # as by `| head`: nothing went wrong, and the framework ends quietly
-    except (ValueError, OSError, FloatingPointError) as error:
+    except (ValueError, OSError, FloatingPointError, MemoryError) as error:
         typer.echo(f"error: {' '.join(str(error).split())}", err=True)
         raise typer.Exit(2) from None
 

@@ -1,6 +1,9 @@
-"""Keeping compiled programs between processes."""
+"""Keeping compiled programs between processes, and seeing what compiles."""
 
 import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import jax
@@ -32,3 +35,28 @@ def use_compile_cache(folder: str | os.PathLike | None = None) -> Path:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     return Path(folder)
+
+
+@contextmanager
+def compilations() -> Generator[list[str]]:
+    """Names of the programs that compile within, or are read from the cache.
+
+    The list is filled at the end.
+    """
+    log, names = _log(), []
+    before = len(log)
+    yield names
+    names.extend(log[before:])
+
+
+@cache
+def _log() -> list[str]:
+    """Names of all programs since the first call, in order."""
+    log: list[str] = []
+
+    def note(event: str, duration_secs: float, **about) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            log.append(str(about.get("fun_name")))
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    return log

@@ -1,5 +1,6 @@
 """Pictures as files and as labelled sheets."""
 
+import json
 import os
 import unicodedata
 import uuid
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import ExifTags, Image, ImageDraw, ImageFont
 from PIL.PngImagePlugin import PngInfo
 
 _GAP = 8  # pixels between cells and around the sheet
@@ -80,6 +81,24 @@ def save_png(
         chunks.add_text(key, text)
     with atomically(path) as draft:
         Image.fromarray(image).save(draft, format="PNG", pnginfo=chunks)
+
+
+def save_webp(
+    path: str | os.PathLike, image: np.ndarray, metadata: Mapping[str, str]
+) -> None:
+    """Writes a lossless WebP whole or not at all; as `save_png`, with `described`."""
+    _check([image], [""], None)
+    with atomically(Path(path)) as draft:
+        Image.fromarray(image).save(
+            draft, format="WEBP", lossless=True, exif=described(metadata)
+        )
+
+
+def described(metadata: Mapping[str, str]) -> Image.Exif:
+    """What a WebP file says of itself: JSON in EXIF's image description."""
+    exif = Image.Exif()
+    exif[ExifTags.Base.ImageDescription] = json.dumps(dict(metadata))
+    return exif
 
 
 @contextmanager

@@ -1,15 +1,14 @@
 """How a picture came about: where its cells came from, when, and as an animation."""
 
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from PIL import ExifTags, Image, ImageDraw
+from PIL import Image, ImageDraw
 
 from jaxspec.decoding import ACCEPTED, BONUS, DRAWN, RESAMPLED, Decoded
-from jaxspec.figures import atomically, labelled_grid, plain_font
+from jaxspec.figures import atomically, described, labelled_grid, plain_font
 
 # Name and colour of an origin, from the palette of Okabe and Ito, which people who see
 # fewer colours can tell apart.
@@ -173,8 +172,6 @@ def save_animation(
     """
     first, *others = (Image.fromarray(frame) for frame in frames)
     pace = int(np.clip(1000 * _SECONDS / (len(others) + 1), 50, 250))
-    exif = Image.Exif()
-    exif[ExifTags.Base.ImageDescription] = json.dumps(dict(metadata))
     with atomically(Path(path)) as draft:
         first.save(
             draft,
@@ -185,5 +182,5 @@ def save_animation(
             loop=0,
             quality=90,
             method=6,
-            exif=exif,
+            exif=described(metadata),
         )

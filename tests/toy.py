@@ -1,13 +1,13 @@
 """Small random models that say something: their logits depend on what they were fed."""
 
 import json
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 
 import jax
 import jax.numpy as jnp
 
+from jaxspec.compile_cache import compilations
 from jaxspec.decoding import Target
 from jaxspec.models.transformer import TransformerConfig
 from jaxspec.models.vq import VQConfig
@@ -104,27 +104,6 @@ def family_config() -> PipelineConfig:
 def family() -> Pipeline:
     config = family_config()
     return Pipeline(randomly(abstract_params(config)), config)
-
-
-# Counting compilations.
-
-_compiled: list[str] = []
-
-
-def _note(event: str, duration: float, **about) -> None:
-    if event == "/jax/core/compile/backend_compile_duration":
-        _compiled.append(str(about.get("fun_name")))
-
-
-jax.monitoring.register_event_duration_secs_listener(_note)
-
-
-@contextmanager
-def compilations():
-    """The names of what is compiled inside (or read from the compile cache)."""
-    before, names = len(_compiled), []
-    yield names
-    names.extend(_compiled[before:])
 
 
 __all__ = [

@@ -54,7 +54,7 @@ def new_folder(folder: Path) -> Generator[Path]:
         except OSError as error:
             raise OSError(f"cannot write {folder}: {error.strerror}") from error
         with (partial / CONFIG).open("w") as held:
-            _lock(held)
+            lock(held)
             yield partial
             if folder.exists():
                 folder.rmdir()
@@ -63,14 +63,17 @@ def new_folder(folder: Path) -> Generator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _lock(file: IO) -> bool:
-    """Takes a file that no other process holds; whoever dies lets go."""
+def lock(file: IO, *, wait: bool = False) -> bool:
+    """Takes an open file that no one else holds, until it is closed or its holder dies.
+
+    Returns whether it did; with `wait`, it does when it can.
+    """
     try:
         import fcntl
     except ImportError:  # Windows
         return True
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         return False
     except OSError:  # a file system without locks
@@ -81,7 +84,7 @@ def _lock(file: IO) -> bool:
 def _abandoned(config: Path) -> bool:
     try:
         with config.open("a") as file:
-            return _lock(file)
+            return lock(file)
     except OSError:  # killed before it was made
         return True
 

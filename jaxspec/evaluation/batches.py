@@ -1,0 +1,231 @@
+"""The batches of a run: prompts are read, drawn together, and written one by one."""
+
+import json
+import socket
+import time
+import warnings
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from jaxspec.compile_cache import compilations
+from jaxspec.decoding import ACCEPTED, BONUS, RESAMPLED
+from jaxspec.evaluation.records import (
+    IMAGES,
+    RECORDS,
+    Prompt,
+    Run,
+    Sample,
+    now,
+    place,
+    sha256,
+)
+from jaxspec.figures import atomically, save_png, save_webp
+from jaxspec.generation import decode_tokens
+from jaxspec.recipe import Batch, Recipe, faults, filled
+
+ImageFormat = Literal["png", "webp"]
+SAVE = {"png": save_png, "webp": save_webp}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A sample that is to be drawn.
+
+    Attributes:
+      prompt: what of.
+      image: its number among the prompt's.
+      error: why the prompt cannot be read; None if it can.
+      warnings: what was said of it.
+    """
+
+    prompt: Prompt
+    image: int
+    error: str | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def readable(recipe: Recipe, jobs: Sequence[Job]) -> Iterator[Job]:
+    """The jobs, with what the family's reader says of their prompts."""
+    last = None
+    for job in jobs:
+        if last is None or last.prompt.id != job.prompt.id:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                error = None
+                try:
+                    recipe.params.ask([job.prompt.text])
+                except ValueError as refused:
+                    error = _one_line(refused)
+            last = replace(job, error=error, warnings=_said(caught))
+        yield replace(last, image=job.image)
+
+
+def _said(caught: Sequence[warnings.WarningMessage]) -> tuple[str, ...]:
+    return tuple(str(warning.message) for warning in caught)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def batches(jobs: Iterator[Job], size: int) -> Iterator[list[Job]]:
+    """Jobs in order, at most `size` at a time that can be drawn."""
+    batch: list[Job] = []
+    for job in jobs:
+        batch.append(job)
+        if sum(job.error is None for job in batch) == size:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+@dataclass(frozen=True)
+class Artist:
+    """Draws batches and writes their files; what all batches of a run share."""
+
+    recipe: Recipe
+    folder: Path
+    run: Run
+    batch_size: int
+    format: ImageFormat
+    keep_records: bool
+
+    def draw(self, jobs: Sequence[Job]) -> list[Sample]:
+        """Samples of jobs, files and all; of what fails, one that says why."""
+        good = [job for job in jobs if job.error is None]
+        bad = [self._sample(job, error=job.error) for job in jobs if job.error]
+        return bad + (self._drawn(good) if good else [])
+
+    def _drawn(self, jobs: Sequence[Job]) -> list[Sample]:
+        try:
+            batch, pictures, seconds, compiled = self._decoded(jobs)
+        except FloatingPointError as error:
+            if len(jobs) == 1:
+                return [self._sample(jobs[0], error=_one_line(error))]
+            # One of them has spoilt the batch: which, they show alone.
+            return [sample for job in jobs for sample in self._drawn([job])]
+        names = [job.prompt.text for job in jobs]
+        wrong = faults(batch.stats, np.array([job.image for job in jobs]), names)
+        times = {k: x / self.batch_size for k, x in seconds.items()}
+        about = {
+            "batch": self.batch_size,
+            "compiled": compiled,
+            "seconds": times.pop("decode"),
+            "stages": times,
+        }
+
+        def kept(i: int) -> Sample:
+            if i in wrong:
+                return self._sample(jobs[i], error=_one_line(wrong[i]))
+            files = self._write(jobs[i], pictures[i], _row(batch, i))
+            return self._sample(jobs[i], **files, **_counts(batch, i), **about)
+
+        with ThreadPoolExecutor() as pool:  # compressing takes time
+            return list(pool.map(kept, range(len(jobs))))
+
+    def _decoded(
+        self, jobs: Sequence[Job]
+    ) -> tuple[Batch, np.ndarray, dict[str, float], bool]:
+        """A batch with its pictures, times, and whether something compiled."""
+        params, count = self.recipe.params, len(jobs)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they are known
+            asked = params.ask([job.prompt.text for job in jobs])
+        numbers = np.array([job.image for job in jobs])
+        with compilations() as compiled, _clear_memory_errors(self.batch_size):
+            batch = self.recipe.decode(
+                asked, numbers, self.run.seed, rows=self.batch_size
+            )
+            began = time.perf_counter()
+            rows = filled(np.arange(count), self.batch_size)
+            pictures = decode_tokens(params, batch.stats.tokens[rows])[:count]
+        seconds = {**batch.seconds, "pictures": time.perf_counter() - began}
+        return batch, pictures, seconds, bool(compiled)
+
+    def _write(
+        self, job: Job, picture: np.ndarray, arrays: dict[str, Any]
+    ) -> dict[str, str]:
+        """Writes the files of a sample; their places and hashes."""
+        name = f"{place(job.prompt.id)}/{job.image}"
+        path = self.folder / IMAGES / f"{name}.{self.format}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        about = {
+            "id": job.prompt.id,
+            "prompt": job.prompt.text,
+            "seed": str(self.run.seed),
+            "image": str(job.image),
+            "settings": json.dumps(self.run.settings),
+        }
+        SAVE[self.format](path, picture, about)
+        files = {"file": self._relative(path), "sha256": sha256(path)}
+        if not self.keep_records:
+            return files
+        path = self.folder / RECORDS / f"{name}.npz"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomically(path) as draft, draft.open("wb") as file:
+            np.savez_compressed(file, **arrays)
+        record = {"record": self._relative(path), "record_sha256": sha256(path)}
+        return files | record
+
+    def _relative(self, path: Path) -> str:
+        return path.relative_to(self.folder).as_posix()
+
+    def _sample(self, job: Job, **about) -> Sample:
+        return Sample(
+            prompt=job.prompt.id,
+            image=job.image,
+            seed=self.run.seed,
+            device=jax.devices()[0].device_kind,
+            dtype=self.run.dtype,
+            host=socket.gethostname(),
+            time=now(),
+            warnings=list(job.warnings),
+            **about,
+        )
+
+
+def _row(batch: Batch, i: int) -> dict[str, Any]:
+    """What is recorded of image i, cell by cell."""
+    stats = batch.stats
+    own: dict[str, Any] = {"tokens": stats.tokens, "final_pass": stats.final_pass}
+    own |= {"origin": stats.origin, **batch.stages}
+    return {name: np.asarray(x[i]) for name, x in own.items()}
+
+
+def _counts(batch: Batch, i: int) -> dict[str, int]:
+    """The counts of image i."""
+    stats = batch.stats
+    counts: dict[str, Any] = {
+        "target_passes": stats.target_passes,
+        "prefill_passes": stats.prefill_passes,
+        "draft_passes": stats.draft_passes,
+        "drafted": stats.drafted,
+    }
+    origins = {"accepted": ACCEPTED, "resampled": RESAMPLED, "bonus": BONUS}
+    return {name: int(x[i]) for name, x in counts.items()} | {
+        name: int(np.sum(np.asarray(stats.origin[i]) == origin))
+        for name, origin in origins.items()
+    }
+
+
+@contextmanager
+def _clear_memory_errors(batch_size: int) -> Generator[None]:
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise MemoryError(
+            f"the device has no room for a batch of {batch_size}: take a smaller one"
+        ) from error
+
+
+__all__ = ["Artist", "ImageFormat", "Job", "batches", "readable"]

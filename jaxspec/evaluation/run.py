@@ -1,0 +1,202 @@
+"""Drawing a set of prompts into a folder: resumable, in shards, batch by batch.
+
+What is in the folder and whole is not drawn again, so a run that was killed at any
+moment is taken up by the same command, on another number of processes if need be; only
+the batch in flight is lost.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import jaxspec
+from jaxspec.checkpoints.trees import flatten
+from jaxspec.evaluation.batches import (
+    SAVE,
+    Artist,
+    ImageFormat,
+    Job,
+    batches,
+    readable,
+)
+from jaxspec.evaluation.prompts import shard
+from jaxspec.evaluation.records import (
+    Prompt,
+    Run,
+    Sample,
+    Source,
+    intact,
+    read_samples,
+)
+from jaxspec.evaluation.writing import opened
+from jaxspec.recipe import Recipe, whole_number
+
+
+@dataclass(frozen=True)
+class Status:
+    """How far a shard of a run is.
+
+    Attributes:
+      samples: of the shard.
+      there: of those, how many were in the folder before.
+      drawn, failed: samples since then.
+      warned: samples of prompts that were not read as they stand.
+      passes: of the target with its prefill, of all that were drawn.
+      seconds: wall time of drawing.
+      first: what of it the first batch took, which compiles; and `batch`, its samples.
+    """
+
+    samples: int
+    there: int
+    drawn: int = 0
+    failed: int = 0
+    warned: int = 0
+    passes: int = 0
+    seconds: float = 0.0
+    first: float = 0.0
+    batch: int = 0
+
+    @property
+    def done(self) -> int:
+        return self.there + self.drawn + self.failed
+
+    @property
+    def rate(self) -> float | None:
+        """Samples a second, without the first batch; None before the second."""
+        passed = self.seconds - self.first
+        return (self.drawn + self.failed - self.batch) / passed if passed > 0 else None
+
+    @property
+    def left(self) -> float | None:
+        """Seconds to the end, at that rate."""
+        return (self.samples - self.done) / self.rate if self.rate else None
+
+
+def draw(
+    recipe: Recipe,
+    prompts: Sequence[Prompt],
+    folder: str | Path,
+    *,
+    source: Source,
+    images: int = 1,
+    seed: int = 0,
+    batch_size: int = 16,
+    part: str = "0/1",
+    format: ImageFormat = "png",
+    keep_records: bool = True,
+    command: str = "",
+    progress: Callable[[Status], None] = lambda status: None,
+) -> Status:
+    """Draws prompts into the folder of a run, and takes up what is there.
+
+    The tokens of a sample are those of `jaxspec.generate` with its prompt, seed and
+    number: prompts that read alike show the same. Every batch has `batch_size` rows;
+    rows that only fill it are not written.
+
+    Args:
+      recipe: how pictures are drawn.
+      prompts: all of the run; ids must differ.
+      folder: new, or of a run with the same settings.
+      source: where prompts came from.
+      images: pictures a prompt.
+      seed: 0 to 2**32 - 1.
+      batch_size: rows of a batch.
+      part: "I/N", which share of the prompts; the shares of one folder may be drawn at
+        the same time.
+      format: of pictures; both are lossless.
+      keep_records: write tokens, and how they came about, beside each picture.
+      command: to be noted.
+      progress: called after every batch.
+
+    Returns:
+      How it ended; `failed` samples have their error in the folder.
+
+    Raises:
+      ValueError: the folder has other settings, or another process draws this share;
+        or a setting is not usable.
+      OSError: the folder cannot be written; what is in it is whole.
+      MemoryError: the device has no room for a batch.
+    """
+    images = whole_number("images", images, 1)
+    seed = whole_number("seed", seed, 0, 2**32 - 1)
+    batch_size = whole_number("batch_size", batch_size, 1)
+    if format not in SAVE:
+        raise ValueError(f"format must be {' or '.join(SAVE)}, not {format!r}")
+    own, which, shards = shard(prompts, part)
+    weights = recipe.params.params
+    run = Run(
+        settings=recipe.settings,
+        weights=weights_hash(weights),
+        seed=seed,
+        images=images,
+        prompts=source,
+        dtype=_types(weights),
+        command=command,
+        version=jaxspec.__version__,
+    )
+    folder = Path(folder)
+    with opened(folder, run, prompts, which, shards) as manifest:
+        there = read_samples(folder)
+        jobs = []
+        for prompt in own:
+            for number in range(images):
+                known = there.get((prompt.id, number, seed))
+                if known is None or not intact(folder, known):
+                    jobs.append(Job(prompt, number))
+        status = Status(len(own) * images, len(own) * images - len(jobs))
+        progress(status)
+        artist = Artist(
+            recipe.unstacked() if jobs else recipe,
+            folder,
+            run,
+            batch_size,
+            format,
+            keep_records,
+        )
+        for batch in batches(readable(recipe, jobs), batch_size):
+            began = time.perf_counter()
+            samples = artist.draw(batch)
+            manifest.append(samples)
+            status = _counted(status, samples, time.perf_counter() - began)
+            progress(status)
+    return status
+
+
+def weights_hash(weights: Any) -> str:
+    """A hash of all weights: names, types, shapes and values."""
+    digest = hashlib.sha256()
+    for name, x in sorted(flatten(weights).items()):
+        x = np.asarray(x)
+        digest.update(f"{name} {x.dtype} {x.shape}\n".encode())
+        digest.update(np.ascontiguousarray(x).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def _types(weights: Any) -> str:
+    return ", ".join(sorted({str(x.dtype) for x in jax.tree.leaves(weights)}))
+
+
+def _counted(status: Status, samples: Sequence[Sample], seconds: float) -> Status:
+    """The status behind a batch."""
+    good = [s for s in samples if s.error is None]
+    passes = sum((s.target_passes or 0) + 1 for s in good)
+    first = status.seconds == 0
+    return replace(
+        status,
+        drawn=status.drawn + len(good),
+        failed=status.failed + len(samples) - len(good),
+        warned=status.warned + sum(bool(s.warnings) for s in samples),
+        passes=status.passes + passes,
+        seconds=status.seconds + seconds,
+        first=seconds if first else status.first,
+        batch=len(samples) if first else status.batch,
+    )
+
+
+__all__ = ["Status", "draw", "weights_hash"]
