@@ -11,6 +11,7 @@ import numpy as np
 from jaxspec.decoding import Target
 from jaxspec.models import abstract
 from jaxspec.models.drafter import Eagle
+from jaxspec.models.flashar import Flash, FlashConfig
 from jaxspec.models.transformer import Transformer, TransformerConfig
 from jaxspec.models.upsampler import UpsamplerConfig
 from jaxspec.models.vq import VQ, VQConfig, from_uint8, to_uint8, to_uint8_truncated
@@ -51,6 +52,7 @@ class PipelineConfig:
         `jaxspec.upsampling.Latents`.
       drafters: (pixels, network) of each EAGLE drafter, trained with the model of that
         size.
+      flashar: (pixels, network) of each of FlashAR's heads, likewise.
     """
 
     name: str
@@ -62,6 +64,7 @@ class PipelineConfig:
     pixels: Bytes = "rounded"
     upsamplers: tuple[tuple[int, int, UpsamplerConfig], ...] = ()
     drafters: tuple[tuple[int, TransformerConfig], ...] = ()
+    flashar: tuple[tuple[int, FlashConfig], ...] = ()
 
     def __post_init__(self):
         """Raises ValueError if the parts do not belong together."""
@@ -90,6 +93,10 @@ class PipelineConfig:
             if size not in self.sizes:
                 raise ValueError(f"{self.name}: a drafter for {size} px has no target")
             Eagle({}, network).check(dict(self.decoders)[size])
+        for size, network in self.flashar:
+            if size not in self.sizes:
+                raise ValueError(f"{self.name}: a head for {size} px has no target")
+            Flash({}, network).check(dict(self.decoders)[size])
         if self.pixels not in _TO_UINT8:
             known = " or ".join(_TO_UINT8)
             raise ValueError(f"pixels must be {known}, not {self.pixels!r}")
@@ -118,7 +125,7 @@ class Pipeline:
       params: {"decoders": {"128": ...}, "vq": ...}, {"upsamplers": {"64-128": ...}}
         if there are any, and what its reader has, such as
         {"text": {"table": [V, width]}}. EAGLE drafters, if there are any, are
-        {"drafters": {"128": ...}}.
+        {"drafters": {"128": ...}}, FlashAR's heads {"flashar": {"128": ...}}.
       config: static.
     """
 
@@ -248,6 +255,21 @@ class Pipeline:
             )
         return Eagle(self.params["drafters"][str(size)], drafters[size])
 
+    def flash(self, size: int | None = None) -> Flash:
+        """FlashAR's head for the model of one size, ready to decode.
+
+        Raises:
+          ValueError: there is none.
+        """
+        size, heads = self.config.check_size(size), dict(self.config.flashar)
+        if size not in heads:
+            sizes = ", ".join(f"{x} px" for x in heads) or "no size"
+            raise ValueError(
+                f"{self.config.name} has a FlashAR head for {sizes}, and none for "
+                f"{size} px: give the method one, head=..."
+            )
+        return Flash(self.params["flashar"][str(size)], heads[size]).unstacked()
+
     def images(self, tokens: jax.Array | np.ndarray) -> np.ndarray:
         """Pictures uint8 [B, h * factor, w * factor, 3] of code grids [B, h, w].
 
@@ -316,12 +338,14 @@ def abstract_params(config: PipelineConfig) -> dict[str, Any]:
     """Shapes and float32 types of a family's parameters; computes nothing."""
     upsamplers = {f"{a}-{b}": abstract.upsampler(c) for a, b, c in config.upsamplers}
     drafters = {str(size): abstract.eagle(c) for size, c in config.drafters}
+    heads = {str(size): abstract.flash(c) for size, c in config.flashar}
     return {
         "decoders": {str(size): abstract.transformer(c) for size, c in config.decoders},
         "vq": abstract.vq(config.vq),
         **config.text.parameters(config.decoders[0][1]),
         **({"upsamplers": upsamplers} if upsamplers else {}),
         **({"drafters": drafters} if drafters else {}),
+        **({"flashar": heads} if heads else {}),
     }
 
 

@@ -31,6 +31,7 @@ from jaxspec.checkpoints.writer import (
     write_json,
     write_orbax,
 )
+from jaxspec.models.flashar import FlashConfig
 from jaxspec.models.transformer import TransformerConfig
 from jaxspec.models.upsampler import UpsamplerConfig
 from jaxspec.models.vq import VQConfig
@@ -40,7 +41,7 @@ from jaxspec.reading.tar import TarReader
 from jaxspec.text import PieceText, tokenizer_of
 
 FAMILIES = Path(__file__).parent.parent / "families"
-SEVERAL = ("decoders", "upsamplers", "drafters")  # a file for each of them
+SEVERAL = ("decoders", "upsamplers", "drafters", "flashar")  # a file for each of them
 TOKENIZER = "tokenizer.json"
 READERS = {x.kind: x for x in (PieceText, ClassReader, CaptionReader, TarReader)}
 
@@ -88,6 +89,7 @@ def config_to_json(config: PipelineConfig) -> dict[str, Any]:
         for before, after, c in config.upsamplers
     }
     out["drafters"] = {str(size): dataclasses.asdict(c) for size, c in config.drafters}
+    out["flashar"] = {str(size): dataclasses.asdict(c) for size, c in config.flashar}
     text = {"kind": config.text.kind, **out["text"]}
     if text.get("spec") is not None:
         text["spec"] = TOKENIZER  # its own file
@@ -95,9 +97,9 @@ def config_to_json(config: PipelineConfig) -> dict[str, Any]:
 
 
 def _config_from_json(values: dict[str, Any], folder: Path) -> PipelineConfig:
-    def by_size(networks):
+    def by_size(networks, kind=TransformerConfig):
         return tuple(
-            (int(size), from_dict(TransformerConfig, c))
+            (int(size), from_dict(kind, c))
             for size, c in sorted(networks.items(), key=lambda kv: int(kv[0]))
         )
 
@@ -117,6 +119,7 @@ def _config_from_json(values: dict[str, Any], folder: Path) -> PipelineConfig:
             **values,
             "decoders": by_size(values["decoders"]),
             "drafters": by_size(values.get("drafters", {})),
+            "flashar": by_size(values.get("flashar", {}), FlashConfig),
             "upsamplers": upsamplers,
             "vq": from_dict(VQConfig, values["vq"]),
             "text": from_dict(reader, text),

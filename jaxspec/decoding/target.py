@@ -114,13 +114,16 @@ class Target:
         `features` [B * rows, T, C] are of what stands before them, as `read` returns
         them; with guidance an image has two rows, else one.
         """
-        logits = guide(self._apply("read_out", features), cells, self.sampling)
-        return log_probs(logits, self.sampling)
+        return self.distribution(self._apply("read_out", features), cells)
 
-    def read_prefix(self, scratch: int = 0) -> tuple[jax.Array, Cache]:
-        """Runs the condition: features [B * rows, P, C] of its slots, and the cache.
+    def distribution(self, logits: jax.Array, cells: jax.Array) -> jax.Array:
+        """`log_probs` of logits [B * rows, T, V], whatever made them."""
+        return log_probs(guide(logits, cells, self.sampling), self.sampling)
 
-        The cache has `scratch` slots more than cells, for `read` to write.
+    def prefix_inputs(self, scratch: int = 0) -> tuple[jax.Array, ...]:
+        """The condition as `Transformer.extend` takes it: inputs, slots, visible.
+
+        Of B * rows rows and P slots; with `scratch` slots more than cells to be seen.
         """
         config = self.model.config
         condition = self.condition
@@ -134,8 +137,16 @@ class Target:
         visible = jnp.tril(jnp.ones((1, p, p), bool)) & self.prefix_visible[:, None]
         visible |= jnp.eye(p, dtype=bool)[None]  # a padding row would else see nothing
         visible = jnp.pad(visible, ((0, 0), (0, 0), (0, config.cells + scratch)))
-        cache = Cache.empty(config, x.shape[0], x.dtype, scratch)
-        states, cache = self._apply("extend", x, slots, cache, self.rows(visible))
+        return x, slots, self.rows(visible)
+
+    def read_prefix(self, scratch: int = 0) -> tuple[jax.Array, Cache]:
+        """Runs the condition: features [B * rows, P, C] of its slots, and the cache.
+
+        The cache has `scratch` slots more than cells, for `read` to write.
+        """
+        x, slots, visible = self.prefix_inputs(scratch)
+        cache = Cache.empty(self.model.config, x.shape[0], x.dtype, scratch)
+        states, cache = self._apply("extend", x, slots, cache, visible)
         return self._apply("features", states), cache
 
     def prefill(self) -> tuple[jax.Array, Cache]:
@@ -189,14 +200,30 @@ class Target:
         Returns:
           Features [B * rows, T, C] of the inputs, and the cache.
         """
+        x, slots, visible, places = self.inputs(tokens, cells, write, visible, slots)
+        states, cache = self._apply("extend", x, slots, cache, visible, places)
+        return self._apply("features", states), cache
+
+    def inputs(
+        self,
+        tokens: jax.Array,
+        cells: jax.Array,
+        write: jax.Array,
+        visible: jax.Array,
+        slots: jax.Array | None = None,
+    ) -> tuple[jax.Array, ...]:
+        """What `read` feeds, as `Transformer.extend` takes it.
+
+        Takes what `read` does; returns inputs, slots, visible and places, of B * rows
+        rows.
+        """
         p = self.model.config.prefix_length
-        slots = jnp.where(write, p + (cells if slots is None else slots), cache.slots)
+        last = p + visible.shape[-1]  # this slot and those after it are not written
+        slots = jnp.where(write, p + (cells if slots is None else slots), last)
         prefix = jnp.broadcast_to(self.prefix_visible[:, None], (*tokens.shape, p))
         visible = jnp.concatenate([prefix, visible], axis=-1)
         tokens, at, slots, visible = map(self.rows, (tokens, cells, slots, visible))
-        x = self._apply("embed", tokens, at)
-        states, cache = self._apply("extend", x, slots, cache, visible, at + p)
-        return self._apply("features", states), cache
+        return self._apply("embed", tokens, at), slots, visible, at + p
 
     def keep(
         self, cache: Cache, slots: jax.Array, cells: jax.Array, valid: jax.Array

@@ -16,16 +16,17 @@ coupled to the draw before; it is final if it stays the same, or if nothing befo
 pending any more.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxspec.acceptance import Ratio, residual
-from jaxspec.decoding.decoded import ACCEPTED, RESAMPLED, Decoded
+from jaxspec.decoding.decoded import ACCEPTED, DRAWN, RESAMPLED, Decoded
 from jaxspec.decoding.first import draw_first
 from jaxspec.decoding.target import Target
-from jaxspec.models.cache import Cache
 from jaxspec.sampling import ACCEPT, DRAW, cell_keys, draw, uniform
 
 
@@ -53,7 +54,7 @@ class WavefrontState:
     """What a wavefront carries from pass to pass.
 
     Attributes:
-      cache: the target's.
+      cache: the target's, or whatever is read through.
       keys: [B] image keys.
       pending: bool [B, H, W], cells still to be drawn.
       fresh: bool [B, N], cache slots that hold their cell's present token.
@@ -62,7 +63,7 @@ class WavefrontState:
       candidate: where rows start tentatively; else None.
     """
 
-    cache: Cache
+    cache: Any
     keys: jax.Array
     pending: jax.Array
     fresh: jax.Array
@@ -70,12 +71,18 @@ class WavefrontState:
     candidate: Candidate | None = None
 
 
-def start(target: Target, keys: jax.Array, tentative: bool = False) -> WavefrontState:
+def start(
+    target: Target,
+    keys: jax.Array,
+    tentative: bool = False,
+    prefilled: tuple[jax.Array, Any] | None = None,
+) -> WavefrontState:
     """Prefills the target and draws cell 0; all others are pending.
 
-    With `tentative`, rows start tentatively.
+    With `tentative`, rows start tentatively. With `prefilled`, the distribution [B, V]
+    of cell 0 and a cache are there already.
     """
-    token, log_p, cache, decoded = draw_first(target, keys)
+    token, log_p, cache, decoded = draw_first(target, keys, prefilled)
     b, (h, w) = target.batch, target.grid
     none = jnp.full((b, 1), -1, jnp.int32)
     return WavefrontState(
@@ -220,6 +227,46 @@ def step(
         decoded,
         candidate,
     )
+
+
+# (cache, tokens, fed, write, fresh) -> log_p [B, F, V] of the cells to be drawn, cache;
+# the others as for `Target.follow`, and `fresh` as it is once these are fed.
+Read = Callable[..., tuple[jax.Array, Any]]
+
+
+def step_at(
+    state: WavefrontState, cells: jax.Array, valid: jax.Array, read: Read, most: int
+) -> WavefrontState:
+    """One pass that draws given cells, whatever is fed for them.
+
+    For models that draw several cells at once: `step` feeds the token before each cell
+    that it draws; here every token is fed in the pass after it was drawn, once, and
+    `read` says what follows of all that is there.
+
+    Args:
+      state: from `start` or the step before.
+      cells: int32 [B, F], which are drawn.
+      valid: bool [B, F], which of them exist. An image with none is finished.
+      read: one pass of the model.
+      most: tokens that were drawn in a pass, at most.
+    """
+    b, n = state.fresh.shape
+    rows = jnp.arange(b)[:, None]
+    due = ~state.fresh & (state.decoded.final_pass.reshape(b, n) >= 0)
+    fed, exists = first_cells(due, most)
+    fed, write = jnp.minimum(fed, n - 1), exists & jnp.any(valid, axis=1)[:, None]
+    tokens = state.decoded.tokens.reshape(b, n)[rows, fed]
+    fresh = state.fresh.at[rows, jnp.where(write, fed, n)].set(True, mode="drop")
+
+    log_p, cache = read(state.cache, tokens, fed, write, fresh)
+    drawn = draw(cell_keys(state.keys, cells), log_p)
+    passes = state.decoded.target_passes + jnp.any(valid, axis=1)
+    decoded = replace(state.decoded, target_passes=passes).check(log_p, valid)
+    decoded = decoded.settle(cells, valid, drawn, DRAWN)
+    at = jnp.where(valid, cells, n)
+    pending = state.pending.reshape(b, n).at[rows, at].set(False, mode="drop")
+    pending = pending.reshape(state.pending.shape)
+    return replace(state, cache=cache, pending=pending, fresh=fresh, decoded=decoded)
 
 
 def _once_more(

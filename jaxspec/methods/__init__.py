@@ -2,6 +2,7 @@
 
 from jaxspec.methods.ar import AR
 from jaxspec.methods.eagle import EAGLE, EAGLE2
+from jaxspec.methods.flashar import FlashAR
 from jaxspec.methods.gsd import GSD, Addition, Amplify
 from jaxspec.methods.lantern import LANTERN, LANTERNPP
 from jaxspec.methods.mulo import MuLo
@@ -23,6 +24,7 @@ __all__ = [
     "SJD",
     "Addition",
     "Amplify",
+    "FlashAR",
     "MuLo",
     "Speculative",
     "ZipAR",

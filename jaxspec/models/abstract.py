@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.models.drafter import EagleHead
+from jaxspec.models.flashar import FlashConfig, FlashHead
 from jaxspec.models.llama import Llama, LlamaConfig
 from jaxspec.models.qwen2 import Qwen2Config
 from jaxspec.models.t5 import T5Config, T5Encoder
@@ -44,6 +45,16 @@ def eagle(config: TransformerConfig) -> Any:
     features = jax.ShapeDtypeStruct((1, 1, config.width), jnp.float32)
     tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
     return _init(EagleHead(config).init, features, tokens)
+
+
+def flash(config: FlashConfig) -> Any:
+    """Of `FlashHead`."""
+    c = config.target
+    x = jax.ShapeDtypeStruct((1, 1, c.width), jnp.float32)
+    logits = jax.ShapeDtypeStruct((1, 1, c.vocab_size), jnp.float32)
+    cells = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    init = partial(FlashHead(config).init, method="logits")
+    return _init(init, x, logits, x, cells)
 
 
 def llama(config: LlamaConfig) -> Any:

@@ -231,6 +231,67 @@ def _split(stacks: dict[str, jax.Array]) -> tuple[dict[str, jax.Array], ...]:
     return tuple({k: x[i] for k, x in stacks.items()} for i in range(depth))
 
 
+def extend_layers(
+    config: TransformerConfig,
+    layers: Iterable[dict[str, jax.Array]],
+    x: jax.Array,
+    slots: jax.Array,
+    cache: Cache,
+    visible: jax.Array,
+    places: jax.Array,
+) -> tuple[jax.Array, Cache]:
+    """`Transformer.extend` by some `unstacked` layers, with a cache of theirs."""
+    turn = turning(config, places)
+    return through_cache(
+        partial(llama_block, config),
+        layers,
+        x,
+        cache,
+        slots,
+        lambda q, k, v: attend(turn(q), k, v, visible),
+        turn,
+    )
+
+
+def forced_layers(
+    config: TransformerConfig,
+    layers: dict[str, jax.Array],
+    x: jax.Array,
+    visible: jax.Array,
+    drop: Callable[[jax.Array, int, jax.Array], jax.Array] | None = None,
+    causal: bool = True,
+) -> jax.Array:
+    """States [B, S, C] that stacked layers make of inputs x in the first S slots.
+
+    Args:
+      config: of the network; its depth does not matter.
+      layers: stacked along their first axis.
+      x: [B, S, C].
+      visible: bool [B or 1, S, S], which slots each input sees.
+      drop: as for `Transformer.__call__`.
+      causal: no input sees a slot behind its own, which saves work.
+    """
+    turn = turning(config, jnp.arange(x.shape[1])[None])
+    read = attend_causal if causal else attend
+
+    def body(carry, layer):
+        x, index = carry
+
+        def attention(q, k, v):
+            return read(turn(q), turn(k), v, visible)
+
+        def branch(i, h):
+            return h if drop is None else drop(index, i, h)
+
+        x = llama_block(config, layer, x, attention, branch)
+        return (x, index + 1), None
+
+    # Few layers are unrolled: XLA's CPU backend then trains them a sixth faster.
+    # More would take too long to compile.
+    few = len(layers["qkv"]) <= 8
+    return jax.lax.scan(body, (x, 0), layers, unroll=few)[0][0]
+
+
 class Transformer(nn.Module):
     """The network; pure, used through `apply(params, ..., method=...)`.
 
@@ -345,17 +406,11 @@ class Transformer(nn.Module):
         Returns:
           States [B, T, C] before the final norm (for `logits`), and the cache.
         """
-        turn = turning(self.config, slots if places is None else places)
         layers = self.layers
-        return through_cache(
-            partial(llama_block, self.config),
-            layers if isinstance(layers, tuple) else _split(layers),
-            x,
-            cache,
-            slots,
-            lambda q, k, v: attend(turn(q), k, v, visible),
-            turn,
-        )
+        if not isinstance(layers, tuple):
+            layers = _split(layers)
+        places = slots if places is None else places
+        return extend_layers(self.config, layers, x, slots, cache, visible, places)
 
     def features(self, states: jax.Array) -> jax.Array:
         """What the head reads of states [..., C]: the same after the final norm."""
@@ -406,24 +461,7 @@ class Transformer(nn.Module):
         if prefix_visible is not None:
             seen = jnp.pad(prefix_visible, ((0, 0), (0, n - 1)), constant_values=True)
             visible = (visible & seen[:, None]) | jnp.eye(p + n - 1, dtype=bool)[None]
-        turn = turning(self.config, slots)
-
-        def body(carry, layer):
-            x, index = carry
-
-            def attention(q, k, v):
-                return attend_causal(turn(q), turn(k), v, visible)
-
-            def branch(i, h):
-                return h if drop is None else drop(index, i, h)
-
-            x = llama_block(self.config, layer, x, attention, branch)
-            return (x, index + 1), None
-
         layers = self.layers
         if isinstance(layers, tuple):
             layers = jax.tree.map(lambda *x: jnp.stack(x), *layers)
-        # Few layers are unrolled: XLA's CPU backend then trains them a sixth faster.
-        # More would take too long to compile.
-        few = self.config.depth <= 8
-        return jax.lax.scan(body, (x, 0), layers, unroll=few)[0][0]
+        return forced_layers(self.config, layers, x, visible, drop)

@@ -1,0 +1,149 @@
+"""FlashAR: an anti-diagonal a pass, by a model with a second head."""
+
+from dataclasses import field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.decoding import Decoded, Target, method_class, wavefront
+from jaxspec.models.cache import Cache
+from jaxspec.models.flashar import Flash, FlashHead
+from jaxspec.models.transformer import extend_layers
+from jaxspec.sampling import Sampling
+
+if TYPE_CHECKING:
+    from jaxspec.pipeline import Pipeline
+
+
+@method_class
+class FlashAR:
+    """A whole anti-diagonal a pass (FlashAR, 2026, arXiv 2605.09430).
+
+    A trained branch of the model's last layers says what comes below a cell, as the
+    model itself says what comes at its right; a gate mixes the two for every cell. The
+    cells of an anti-diagonal have all they need once the one before it is drawn, and
+    are drawn at once, each on its own: the wavefront engine at window 1.
+
+    Guarantee: biased: it draws from what the head has learned, and the cells of an
+    anti-diagonal do not know of one another.
+    Passes, prefill included: H + W - 1.
+
+    Attributes:
+      head: a `Flash` that was trained with the target. None is for `jaxspec.generate`:
+        the family's own.
+    """
+
+    head: Flash | None = field(default=None, repr=False, metadata={"arrays": True})
+
+    def bind(
+        self, pipeline: "Pipeline", condition: jax.Array, sampling: Sampling, size: int
+    ) -> "FlashAR":
+        """With the family's head for that size, where none is given."""
+        if self.head is not None:
+            return self
+        return replace(self, head=pipeline.flash(size))
+
+    def start(self, target: Target, keys: jax.Array) -> wavefront.WavefrontState:
+        """Prefills both branches and draws cell 0, of which the model alone tells.
+
+        Raises:
+          ValueError: there is no head, or it does not fit the target.
+        """
+        x, slots, visible = self._own(target).prefix_inputs()
+        config, flash = target.model.config, self._head(target)
+        empty = lambda depth: Cache.empty(
+            replace(config, depth=depth), x.shape[0], x.dtype
+        )
+        depth = flash.config.depth
+        caches = empty(flash.config.shared), empty(depth), empty(depth)
+        right, _, caches = self._read(target, caches, x, slots, visible, slots)
+        first = jnp.zeros((target.batch, 1), jnp.int32)
+        log_p = self._own(target).log_probs(right[:, -1:], first)[:, 0]
+        return wavefront.start(target, keys, prefilled=(log_p, caches))
+
+    def step(
+        self, target: Target, state: wavefront.WavefrontState
+    ) -> wavefront.WavefrontState:
+        b, n = state.fresh.shape
+        most = min(target.grid)
+        open_cells = wavefront.ready(state.pending, window=1).reshape(b, n)
+        cells, valid = wavefront.first_cells(open_cells, most)
+        read = partial(self._follow, target, cells)
+        return wavefront.step_at(state, cells, valid, read, most)
+
+    def finished(self, state: wavefront.WavefrontState) -> jax.Array:
+        return wavefront.finished(state)
+
+    def decoded(self, state: wavefront.WavefrontState) -> Decoded:
+        return state.decoded
+
+    def _head(self, target: Target) -> Flash:
+        if not isinstance(self.head, Flash):
+            raise ValueError(
+                f"head must be a Flash that was trained with the target, not "
+                f"{self.head!r}; jaxspec.generate takes the family's own"
+            )
+        self.head.check(target.model.config)
+        return self.head.unstacked()
+
+    def _own(self, target: Target) -> Target:
+        """The target, with weights that were trained with the head if there are any."""
+        if self.head is None or self.head.target is None:
+            return target
+        return replace(target, params=self._head(target).target)
+
+    def _read(
+        self, target: Target, caches: tuple[Cache, ...], *inputs: jax.Array
+    ) -> tuple[jax.Array, jax.Array, tuple[Cache, ...]]:
+        """Features [B * rows, T, C] of both branches, right and down, and the caches.
+
+        Takes inputs, slots, visible and places, as `Target.inputs` makes them.
+        """
+        flash, target = self._head(target), self._own(target)
+        (low, own, branch), (x, slots, visible, places) = caches, inputs
+        config, layers = target.model.config, target.params["params"]["layers"]
+        below, above = layers[: flash.config.shared], layers[flash.config.shared :]
+        x, low = extend_layers(config, below, x, slots, low, visible, places)
+        right, own = extend_layers(config, above, x, slots, own, visible, places)
+        features: Any = target.model.apply(target.params, right, method="features")
+        head = FlashHead(flash.config)
+        more = config, x, slots, branch, visible, places
+        down: Any = head.apply(flash.params, *more, method="extend")
+        return features, down[0], (low, own, down[1])
+
+    def _follow(
+        self,
+        target: Target,
+        cells: jax.Array,
+        caches: tuple[Cache, ...],
+        tokens: jax.Array,
+        fed: jax.Array,
+        write: jax.Array,
+        fresh: jax.Array,
+    ) -> tuple[jax.Array, tuple[Cache, ...]]:
+        """Log-probabilities [B, F, V] of cells, once those before them are fed."""
+        flash, target = self._head(target), self._own(target)
+        seen = jnp.broadcast_to(fresh[:, None], (*fed.shape, fresh.shape[1]))
+        if flash.config.causal:
+            seen &= jnp.arange(fresh.shape[1])[None, None] <= fed[..., None]
+        inputs = target.inputs(tokens, fed, write, seen)
+        right, down, caches = self._read(target, caches, *inputs)
+        w = target.grid[1]
+        right = _of(right, target.rows(fed), target.rows(cells - 1))
+        down = _of(down, target.rows(fed), target.rows(cells - w))
+        read_out: Any = target.model.apply(target.params, right, method="read_out")
+        joint = right, read_out, down, target.rows(cells)
+        head = FlashHead(flash.config)
+        logits: Any = head.apply(flash.params, *joint, method="logits")
+        return target.distribution(logits, cells), caches
+
+
+def _of(x: jax.Array, fed: jax.Array, wanted: jax.Array) -> jax.Array:
+    """Of x [B, T, C], about cells fed [B, T], the rows that are about wanted [B, F].
+
+    Any row for a cell that was not fed.
+    """
+    place = jnp.argmax(fed[:, None] == wanted[..., None], axis=-1)
+    return jnp.take_along_axis(x, place[..., None], axis=1)
