@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxspec.decoding import Decoded, Target, method_class, wavefront
 from jaxspec.models.cache import Cache
 from jaxspec.models.flashar import Flash, FlashHead
-from jaxspec.models.transformer import extend_layers
+from jaxspec.models.transformer import TransformerConfig, extend_layers
 from jaxspec.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -51,16 +51,15 @@ class FlashAR:
         Raises:
           ValueError: there is no head, or it does not fit the target.
         """
-        x, slots, visible = self._own(target).prefix_inputs()
-        config, flash = target.model.config, self._head(target)
-        empty = lambda depth: Cache.empty(
-            replace(config, depth=depth), x.shape[0], x.dtype
+        flash, target, config = self._parts(target)
+        x, slots, visible = target.prefix_inputs()
+        caches = tuple(
+            Cache.empty(replace(config, depth=depth), x.shape[0], x.dtype)
+            for depth in (flash.config.shared, flash.config.depth, flash.config.depth)
         )
-        depth = flash.config.depth
-        caches = empty(flash.config.shared), empty(depth), empty(depth)
         right, _, caches = self._read(target, caches, x, slots, visible, slots)
         first = jnp.zeros((target.batch, 1), jnp.int32)
-        log_p = self._own(target).log_probs(right[:, -1:], first)[:, 0]
+        log_p = target.log_probs(right[:, -1:], first)[:, 0]
         return wavefront.start(target, keys, prefilled=(log_p, caches))
 
     def step(
@@ -79,20 +78,23 @@ class FlashAR:
     def decoded(self, state: wavefront.WavefrontState) -> Decoded:
         return state.decoded
 
-    def _head(self, target: Target) -> Flash:
+    def _parts(self, target: Target) -> tuple[Flash, Target, TransformerConfig]:
+        """The head, the target with the weights that go with it, and its shape.
+
+        Raises:
+          ValueError: there is no head, or it does not fit the target.
+        """
         if not isinstance(self.head, Flash):
             raise ValueError(
                 f"head must be a Flash that was trained with the target, not "
                 f"{self.head!r}; jaxspec.generate takes the family's own"
             )
-        self.head.check(target.model.config)
-        return self.head.unstacked()
-
-    def _own(self, target: Target) -> Target:
-        """The target, with weights that were trained with the head if there are any."""
-        if self.head is None or self.head.target is None:
-            return target
-        return replace(target, params=self._head(target).target)
+        config: Any = target.model.config
+        self.head.check(config)
+        flash = self.head.unstacked()
+        if flash.target is not None:
+            target = replace(target, params=flash.target)
+        return flash, target, config
 
     def _read(
         self, target: Target, caches: tuple[Cache, ...], *inputs: jax.Array
@@ -101,9 +103,9 @@ class FlashAR:
 
         Takes inputs, slots, visible and places, as `Target.inputs` makes them.
         """
-        flash, target = self._head(target), self._own(target)
+        flash, target, config = self._parts(target)
         (low, own, branch), (x, slots, visible, places) = caches, inputs
-        config, layers = target.model.config, target.params["params"]["layers"]
+        layers = target.params["params"]["layers"]
         below, above = layers[: flash.config.shared], layers[flash.config.shared :]
         x, low = extend_layers(config, below, x, slots, low, visible, places)
         right, own = extend_layers(config, above, x, slots, own, visible, places)
@@ -124,7 +126,7 @@ class FlashAR:
         fresh: jax.Array,
     ) -> tuple[jax.Array, tuple[Cache, ...]]:
         """Log-probabilities [B, F, V] of cells, once those before them are fed."""
-        flash, target = self._head(target), self._own(target)
+        flash, target, _ = self._parts(target)
         seen = jnp.broadcast_to(fresh[:, None], (*fed.shape, fresh.shape[1]))
         if flash.config.causal:
             seen &= jnp.arange(fresh.shape[1])[None, None] <= fed[..., None]

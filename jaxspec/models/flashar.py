@@ -245,13 +245,18 @@ class Flash:
     config: FlashConfig = field(metadata={"static": True})
     target: Any = field(default=None, repr=False)
 
-    def check(self, target: TransformerConfig) -> None:
+    def check(self, target: Any) -> None:
         """Refuses another target than it was made for, as far as shapes tell.
 
         Raises:
           ValueError: the two do not fit.
         """
         own = self.config.target
+        if not isinstance(target, TransformerConfig):
+            raise ValueError(
+                f"FlashAR is for LlamaGen's and AR-DTok's transformers, not for one of "
+                f"{type(target).__name__}"
+            )
         for name in ("vocab_size", "width", "depth", "heads", "grid", "positions"):
             found, want = getattr(own, name), getattr(target, name)
             if found != want:
