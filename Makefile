@@ -20,13 +20,14 @@ PYTEST = $(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 # pytest says "no tests" by a number only.
 NOT_EMPTY = || { code=$$?; [ $$code -ne 5 ] || echo "error: no test was collected" >&2; exit $$code; }
 
-.PHONY: help demo test test-torch test-312 lint format train-deps wheel clean
+.PHONY: help demo test test-torch test-browser test-312 lint format train-deps wheel clean
 .NOTPARALLEL:  # two pips in one venv
 
 help:
 	@echo 'make demo PROMPT="..." [OUT=picture.png]   draw a picture with the emoji family'
 	@echo 'make test [ARGS="-k name"]                 run the tests'
 	@echo 'make test-torch                            run the comparisons with torch'
+	@echo 'make test-browser                          look at a report in headless Chromium'
 	@echo 'make test-312                              run the tests on Python 3.12, if it is there'
 	@echo 'make lint                                  ruff and the type checker'
 	@echo 'make format                                let ruff format and mend what it can'
@@ -39,11 +40,25 @@ demo: $(VENV)/.installed-core
 	@$(BIN)/jaxspec generate --out "$$JAXSPEC_DEMO_OUT" -- "$$JAXSPEC_DEMO_PROMPT"
 
 test: $(VENV)/.installed-test
-	$(PYTEST) --ignore=tests/torch $(NOT_EMPTY)
+	$(PYTEST) --ignore=tests/torch --ignore=tests/browser $(NOT_EMPTY)
 
 # One thread: with two, torch's small operators take several times as long.
 test-torch: $(VENV)/.installed-test,torch
 	OMP_NUM_THREADS=1 $(PYTEST) tests/torch $(NOT_EMPTY)
+
+# Debian's Chromium, which root may install; playwright drives it, and brings none.
+test-browser:
+	@command -v chromium >/dev/null || [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null || \
+	  { echo "Installing chromium"; apt-get install -y -q chromium >/dev/null 2>&1 || \
+	    { apt-get update -q && apt-get install -y -q chromium; } >/dev/null 2>&1 || true; }
+	@if command -v chromium >/dev/null; then \
+	  exec $(MAKE) test-in-browser; \
+	fi; \
+	echo "test-browser: SKIPPED, NOTHING IN tests/browser WAS RUN: there is no chromium here" >&2
+
+.PHONY: test-in-browser
+test-in-browser: $(VENV)/.installed-test,browser
+	$(BIN)/python -m pytest $(ARGS) tests/browser $(NOT_EMPTY)
 
 # A name on PATH may be a stub that only says how to install it, so each is run.
 test-312:

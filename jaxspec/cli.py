@@ -17,7 +17,12 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from jaxspec import commands_checkpoints, commands_evaluate, commands_parity
+from jaxspec import (
+    commands_checkpoints,
+    commands_evaluate,
+    commands_parity,
+    commands_scores,
+)
 from jaxspec.command_options import (
     Family,
     Guidance,
@@ -52,6 +57,7 @@ evaluate = typer.Typer(
     rich_markup_mode=None,
 )
 evaluate.add_typer(commands_evaluate.app)
+evaluate.add_typer(commands_scores.app)
 app.add_typer(commands_checkpoints.app)
 app.add_typer(commands_parity.app)
 app.add_typer(evaluate)

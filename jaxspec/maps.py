@@ -21,7 +21,7 @@ ORIGINS = {
 BLANK = (208, 208, 208)  # not there yet
 
 # Nine steps of viridis: dark to light, so that it reads in grey too.
-_SCALE = np.array(
+SCALE = np.array(
     [
         (68, 1, 84),
         (71, 45, 123),
@@ -47,9 +47,9 @@ def origin_colours(origin: np.ndarray, final_pass: np.ndarray) -> np.ndarray:
 
 def pass_colours(final_pass: np.ndarray, last: int) -> np.ndarray:
     """The colour uint8 [h, w, 3] of each cell's pass: dark is 0, light is `last`."""
-    place = np.clip(final_pass, 0, last) * (len(_SCALE) - 1) / max(last, 1)
-    steps = np.arange(len(_SCALE))
-    channels = [np.interp(place, steps, channel) for channel in _SCALE.T]
+    place = np.clip(final_pass, 0, last) * (len(SCALE) - 1) / max(last, 1)
+    steps = np.arange(len(SCALE))
+    channels = [np.interp(place, steps, channel) for channel in SCALE.T]
     colours = np.stack(channels, axis=-1).round().astype(np.uint8)
     return np.where((final_pass >= 0)[..., None], colours, np.array(BLANK, np.uint8))
 

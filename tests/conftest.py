@@ -6,8 +6,12 @@ import os
 import jax
 import pytest
 
-# The comparisons with torch; `make test-torch` installs what they need.
-collect_ignore = [] if importlib.util.find_spec("torch") else ["torch"]
+# Comparisons with torch, and what needs a browser: `make test-torch` and
+# `make test-browser` install what they need.
+NEEDS = {"torch": "torch", "browser": "playwright"}
+collect_ignore = [
+    folder for folder, name in NEEDS.items() if not importlib.util.find_spec(name)
+]
 
 
 def pytest_configure(config):

@@ -1,0 +1,95 @@
+"""Scores of a run, each with all that it takes to compare it with another.
+
+`scores.json` in the run's folder holds them by name; a score that is made again takes
+the place of the old one.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from jaxspec.evaluation.results import Place
+from jaxspec.figures import atomically
+
+SCORES = "scores.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Score:
+    """One number about a run's pictures, and where it comes from.
+
+    Attributes:
+      name: of the measure, such as "FID".
+      value: of all pictures that were scored.
+      low, high: its 95 % interval; None if there is none.
+      better: which values are.
+      count: pictures that were scored.
+      network: that looked at them.
+      weights: the hash of its weights.
+      resize: how pictures were brought to its size, with which filter.
+      reference: what they were compared with.
+      protocol: whose numbers it is comparable with.
+      missing: pictures of the run that are not there and so not scored, "id/number".
+      values: of each picture, by "id/number"; empty for a measure of a set.
+    """
+
+    name: str
+    value: float
+    low: float | None
+    high: float | None
+    better: Literal["higher", "lower"]
+    count: int
+    network: str
+    weights: str
+    resize: str
+    reference: str
+    protocol: str
+    missing: list[str] = field(default_factory=list)
+    values: dict[str, float] = field(default_factory=dict)
+
+    def about(self) -> dict[str, Any]:
+        """All but the pictures' own values: what two scores must share to compare."""
+        return {
+            name: getattr(self, name)
+            for name in ("network", "weights", "resize", "reference", "protocol")
+        }
+
+
+def picture(place: Place) -> str:
+    """How scores call a picture."""
+    return f"{place[0]}/{place[1]}"
+
+
+def read_scores(folder: Path) -> dict[str, Score]:
+    """The scores of a run by name; none if it has not been scored.
+
+    Raises:
+      ValueError: the file is damaged or of another format.
+    """
+    path = folder / SCORES
+    if not path.exists():
+        return {}
+    try:
+        record = json.loads(path.read_text(encoding="utf8"))
+        if record["format"] != FORMAT:
+            raise ValueError(f"its format is {record['format']}, not {FORMAT}")
+        return {name: Score(**each) for name, each in record["scores"].items()}
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+
+
+def write_scores(folder: Path, scores: Iterable[Score]) -> dict[str, Score]:
+    """Adds scores to those of a run, in one step; returns all."""
+    known = read_scores(folder) | {score.name: score for score in scores}
+    record = {
+        "format": FORMAT,
+        "scores": {name: dataclasses.asdict(each) for name, each in known.items()},
+    }
+    with atomically(folder / SCORES) as draft:
+        text = json.dumps(record, indent=1, ensure_ascii=False)
+        draft.write_text(text + "\n", encoding="utf8")
+    return known
