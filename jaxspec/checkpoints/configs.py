@@ -1,6 +1,7 @@
 """Configurations of published checkpoints, from shapes and constructor arguments."""
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,7 +29,7 @@ LLAMAGEN_SIZES = {
 SIGLIP2_SIZES = {768: (12, 12), 1024: (24, 16), 1152: (27, 16)}
 
 
-def _shape(state_dict: Mapping[str, Tensor], key: str) -> tuple[int, ...]:
+def shape_of(state_dict: Mapping[str, Tensor], key: str) -> tuple[int, ...]:
     if key not in state_dict:
         raise ValueError(f"no {key!r} in the state dict: another family, or a wrapper?")
     return tuple(state_dict[key].shape)
@@ -58,7 +59,7 @@ def llamagen_config(
       ValueError: the grid or the heads cannot be told, or a tensor that tells something
         is missing.
     """
-    vocab, width = _shape(state_dict, "tok_embeddings.weight")
+    vocab, width = shape_of(state_dict, "tok_embeddings.weight")
     if heads is not None:
         layers = (key.split(".") for key in state_dict if key.startswith("layers."))
         depth = 1 + max((int(parts[1]) for parts in layers), default=-1)
@@ -68,12 +69,12 @@ def llamagen_config(
         raise ValueError(f"no published size has width {width}: pass `heads`")
     caption = "cls_embedding.uncond_embedding"
     if caption in state_dict:
-        prefix, (length, prefix_width) = "caption", _shape(state_dict, caption)
+        prefix, (length, prefix_width) = "caption", shape_of(state_dict, caption)
     else:
-        rows, _ = _shape(state_dict, "cls_embedding.embedding_table.weight")
+        rows, _ = shape_of(state_dict, "cls_embedding.embedding_table.weight")
         prefix, length, prefix_width = "class", 1, rows - 1
     if grid is None and "freqs_cis" in state_dict:
-        grid = _square(_shape(state_dict, "freqs_cis")[0] - length)
+        grid = _square(shape_of(state_dict, "freqs_cis")[0] - length)
     elif grid is None:
         raise ValueError(
             "the weights do not tell the grid: pass it; 256 px is (16, 16)"
@@ -83,7 +84,7 @@ def llamagen_config(
         width=width,
         depth=depth,
         heads=heads,
-        hidden=_shape(state_dict, "layers.0.feed_forward.w1.weight")[0],
+        hidden=shape_of(state_dict, "layers.0.feed_forward.w1.weight")[0],
         grid=grid,
         prefix=prefix,
         prefix_length=length,
@@ -109,7 +110,7 @@ def lantern_drafter_config(
     Raises:
       ValueError: the heads cannot be told, or a tensor that tells something is missing.
     """
-    vocab, width = _shape(state_dict, "embed_tokens.weight")
+    vocab, width = shape_of(state_dict, "embed_tokens.weight")
     _, known = LLAMAGEN_SIZES.get(width, (None, None))
     heads = heads or args.get("num_attention_heads", known)
     if heads is None:
@@ -119,7 +120,7 @@ def lantern_drafter_config(
         width=width,
         depth=1,
         heads=heads,
-        hidden=_shape(state_dict, "layers.0.mlp.gate_proj.weight")[0],
+        hidden=shape_of(state_dict, "layers.0.mlp.gate_proj.weight")[0],
         grid=grid,
         prefix="caption",
         prefix_length=120,
@@ -157,7 +158,7 @@ def ardtok_config(
             width=args["dim"],
             depth=args["n_layer"],
             heads=heads,
-            hidden=_shape(state_dict, "layers.0.feed_forward.w1.weight")[0],
+            hidden=shape_of(state_dict, "layers.0.feed_forward.w1.weight")[0],
             grid=_square(cells),
             prefix="features",
             prefix_length=args["cls_token_num"],
@@ -194,12 +195,92 @@ def vq_config(args: Mapping[str, Any]) -> VQConfig:
     return VQConfig(**fields)
 
 
+def vq_by_shapes(
+    state_dict: Mapping[str, Tensor], down: str, up: str, block: str, **fixed
+) -> VQConfig:
+    """Configuration of a published VQ from its tensors.
+
+    Args:
+      state_dict: the weights.
+      down, up: what the names of the encoder's and the decoder's levels begin with.
+      block: what their residual blocks are called.
+      **fixed: what no shape tells: `normalize_codes`, `attention`.
+
+    Raises:
+      ValueError: a tensor that tells something is missing, or levels are no multiples
+        of the first convolution's width.
+    """
+
+    def count(*names: str) -> int:
+        pattern = r"\.".join((*map(re.escape, names), r"(\d+)", ""))
+        found = (re.match(pattern, key) for key in state_dict)
+        return len({match[1] for match in found if match})
+
+    width = shape_of(state_dict, "encoder.conv_in.weight")[0]
+    levels = [
+        shape_of(state_dict, f"{down}.{i}.{block}.0.conv1.weight")[0] / width
+        for i in range(count(down))
+    ]
+    if not all(level.is_integer() for level in levels):
+        raise ValueError(f"levels are {levels} times as wide as the first convolution")
+    codes, code_width = shape_of(state_dict, "quantize.embedding.weight")
+    return VQConfig(
+        codebook_size=codes,
+        code_width=code_width,
+        width=width,
+        multipliers=tuple(map(int, levels)),
+        encoder_blocks=count(down, "0", block),
+        decoder_blocks=count(up, "0", block),
+        latent_width=shape_of(state_dict, "quant_conv.weight")[1],
+        **fixed,
+    )
+
+
 def _refuse(found: Mapping[str, Any], wanted: Mapping[str, tuple]) -> None:
     """Raises ValueError for a setting that the model here does not know."""
     for name, known in wanted.items():
         value = found.get(name, known[0])
         if value not in known:
             raise ValueError(f"{name} {value!r} is not supported, only {known[0]!r}")
+
+
+def llama_sizes(
+    config: Mapping[str, Any], known: Mapping[str, tuple]
+) -> dict[str, Any]:
+    """What `config.json` tells of any `LlamaConfig`.
+
+    Raises:
+      ValueError: it lacks a size, or asks for what the models here do not have: scaled
+        rotary positions, quantized weights, or what is not among `known`.
+    """
+    # transformers 5 writes the rotary settings in one place, older ones in two.
+    rotary: dict[str, Any] = {"rope_theta": config.get("rope_theta", 10000.0)}
+    for name in ("rope_scaling", "rope_parameters"):
+        rotary |= config.get(name) or {}
+    found = dict(config) | {
+        "rope_type": rotary.get("rope_type", rotary.get("type", "default"))
+    }
+    common = {
+        "hidden_act": ("silu",),
+        "rope_type": ("default",),
+        "quantization_config": (None,),
+    }
+    _refuse(found, {**known, **common})
+    try:
+        heads = config["num_attention_heads"]
+        return {
+            "vocab_size": config["vocab_size"],
+            "width": config["hidden_size"],
+            "depth": config["num_hidden_layers"],
+            "heads": heads,
+            "key_heads": config.get("num_key_value_heads") or heads,
+            "head_width": config.get("head_dim") or config["hidden_size"] // heads,
+            "hidden": config["intermediate_size"],
+            "tied": config.get("tie_word_embeddings", False),
+            "rotary_base": rotary["rope_theta"],
+        }
+    except KeyError as error:
+        raise ValueError(f"config.json lacks {error}") from None
 
 
 def qwen2_config(config: Mapping[str, Any]) -> Qwen2Config:
@@ -209,39 +290,14 @@ def qwen2_config(config: Mapping[str, Any]) -> Qwen2Config:
       ValueError: it lacks a size, or asks for what no Tar model has: another kind of
         model, scaled rotary positions, sliding windows, quantized weights.
     """
-    # transformers 5 writes the rotary settings in one place, older ones in two.
-    rotary: dict[str, Any] = {"rope_theta": config.get("rope_theta", 10000.0)}
-    for name in ("rope_scaling", "rope_parameters"):
-        rotary |= config.get(name) or {}
     windows = {"sliding_attention"} & set(config.get("layer_types") or ())
     found = dict(config) | {
-        "rope_type": rotary.get("rope_type", rotary.get("type", "default")),
-        "use_sliding_window": bool(config.get("use_sliding_window") or windows),
+        "use_sliding_window": bool(config.get("use_sliding_window") or windows)
     }
-    known = {
-        "model_type": ("qwen2",),
-        "hidden_act": ("silu",),
-        "rope_type": ("default",),
-        "use_sliding_window": (False,),
-        "quantization_config": (None,),
-    }
-    _refuse(found, known)
-    try:
-        heads = config["num_attention_heads"]
-        return Qwen2Config(
-            vocab_size=config["vocab_size"],
-            width=config["hidden_size"],
-            depth=config["num_hidden_layers"],
-            heads=heads,
-            key_heads=config.get("num_key_value_heads") or heads,
-            head_width=config.get("head_dim") or config["hidden_size"] // heads,
-            hidden=config["intermediate_size"],
-            tied=config.get("tie_word_embeddings", False),
-            norm_epsilon=config.get("rms_norm_eps", 1e-6),
-            rotary_base=rotary["rope_theta"],
-        )
-    except KeyError as error:
-        raise ValueError(f"config.json lacks {error}") from None
+    known = {"model_type": ("qwen2",), "use_sliding_window": (False,)}
+    return Qwen2Config(
+        **llama_sizes(found, known), norm_epsilon=config.get("rms_norm_eps", 1e-6)
+    )
 
 
 def t5_config(config: Mapping[str, Any]) -> T5Config:
@@ -304,7 +360,7 @@ def ta_tok_config(
     patches = "embeddings.patch_embedding.weight"
     places = "embeddings.position_embedding.weight"
     fc1 = "encoder.layers.0.mlp.fc1.weight"
-    width, channels, patch, _ = _shape(state_dict, f"encoder.{patches}")
+    width, channels, patch, _ = shape_of(state_dict, f"encoder.{patches}")
     if vision:
         depth, heads = vision["num_hidden_layers"], vision["num_attention_heads"]
     elif width in SIGLIP2_SIZES:
@@ -315,23 +371,23 @@ def ta_tok_config(
         width=width,
         depth=depth - 1,  # it is read before its last layer
         heads=heads,
-        hidden=_shape(state_dict, f"encoder.{fc1}")[0],
+        hidden=shape_of(state_dict, f"encoder.{fc1}")[0],
         channels=channels,
         patch=patch,
-        places=_square(_shape(state_dict, f"encoder.{places}")[0])[0],
+        places=_square(shape_of(state_dict, f"encoder.{places}")[0])[0],
         final_norm=False,
     )
-    decoder_width, decoder_channels = _shape(
+    decoder_width, decoder_channels = shape_of(
         state_dict, f"decoder.vision_model.{patches}"
     )
     decoder = TowerConfig(
         width=decoder_width,
         depth=args.get("decoder_depth", 3),
         heads=12,  # of transformers' default Siglip2VisionConfig, which Tar takes
-        hidden=_shape(state_dict, f"decoder.vision_model.{fc1}")[0],
+        hidden=shape_of(state_dict, f"decoder.vision_model.{fc1}")[0],
         channels=decoder_channels,
         patch=1,
-        places=_square(_shape(state_dict, f"decoder.vision_model.{places}")[0])[0],
+        places=_square(shape_of(state_dict, f"decoder.vision_model.{places}")[0])[0],
         final_norm=True,
     )
     return TaTokConfig(

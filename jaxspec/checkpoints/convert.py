@@ -38,7 +38,7 @@ _FLOAT_NAMES = ", ".join(map(str, FLOATS))
 
 @dataclass(frozen=True)
 class Layout:
-    """How one tensor is laid out on either side; both functions return views."""
+    """How one tensor is laid out on either side; views, where it can be."""
 
     to_ours: Callable[[np.ndarray], np.ndarray]
     to_torch: Callable[[np.ndarray], np.ndarray]
@@ -60,12 +60,18 @@ class Entry:
       path: of our parameter, its parts joined by "/".
       keys: of the PyTorch tensors, joined along our last axis in this order. Where they
         hold `{layer}`, layers 0, 1, ... are stacked along our first axis.
-      layout: of each tensor.
+      layout: of each tensor; a tuple where they differ, in the order of the keys.
     """
 
     path: str
     keys: tuple[str, ...]
-    layout: Layout = SAME
+    layout: Layout | tuple[Layout, ...] = SAME
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        if isinstance(self.layout, tuple):
+            return self.layout
+        return (self.layout,) * len(self.keys)
 
     @property
     def stacked(self) -> bool:
@@ -81,7 +87,10 @@ class Entry:
     ) -> Iterator[np.ndarray]:
         """Our parameter in pieces that lie behind each other: a layer, or all of it."""
         for keys in self.sources(shape):
-            parts = [self.layout.to_ours(np.asarray(state_dict[k])) for k in keys]
+            parts = [
+                layout.to_ours(np.asarray(state_dict[key]))
+                for key, layout in zip(keys, self.layouts, strict=True)
+            ]
             with np.errstate(over="ignore"):  # whoever writes them looks for infinities
                 parts = [part.astype(dtype, copy=False) for part in parts]
             yield parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
@@ -91,8 +100,8 @@ class Entry:
         layers = value if self.stacked else [value]
         for keys, layer in zip(self.sources(value.shape), layers, strict=True):
             parts = np.split(layer, len(keys), axis=-1)
-            for key, part in zip(keys, parts, strict=True):
-                yield key, self.layout.to_torch(part)
+            for key, part, layout in zip(keys, parts, self.layouts, strict=True):
+                yield key, layout.to_torch(part)
 
 
 @dataclass(frozen=True)

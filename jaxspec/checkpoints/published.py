@@ -11,6 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from jaxspec.checkpoints.chameleon import (
+    chameleon_config,
+    chameleon_raw_config,
+    grid_config,
+)
 from jaxspec.checkpoints.configs import (
     LLAMAGEN_SIZES,
     ardtok_config,
@@ -19,11 +24,15 @@ from jaxspec.checkpoints.configs import (
     qwen2_config,
     t5_config,
     ta_tok_config,
+    vq_by_shapes,
 )
 from jaxspec.checkpoints.convert import Table, Tensor
 from jaxspec.checkpoints.readers import Checkpoint
 from jaxspec.checkpoints.tables import (
     ARDTOK,
+    CHAMELEON,
+    CHAMELEON_RAW,
+    CHAMELEON_VQ,
     LANTERN_DRAFTER,
     LLAMAGEN,
     LLAMAGEN_VQ,
@@ -31,6 +40,7 @@ from jaxspec.checkpoints.tables import (
     T5,
     TA_TOK,
 )
+from jaxspec.models.chameleon import ChameleonGridConfig
 from jaxspec.models.qwen2 import Qwen2Config
 from jaxspec.models.t5 import T5Config
 from jaxspec.models.ta_tok import TaTokConfig
@@ -212,34 +222,41 @@ def _drafter(checkpoint, size, heads) -> TransformerConfig:
     return lantern_drafter_config(args, tensors, (side, side), heads)
 
 
+def _chameleon(checkpoint, size, heads) -> ChameleonGridConfig:
+    language = chameleon_config(checkpoint.args, checkpoint.tensors)
+    if heads not in (None, language.heads):
+        raise ValueError(f"its config.json tells {language.heads} heads, not {heads}")
+    return grid_config(language, checkpoint, size)
+
+
+def _chameleon_raw(checkpoint, size, heads) -> ChameleonGridConfig:
+    language = chameleon_raw_config(checkpoint.tensors)
+    if heads not in (None, language.heads):
+        raise ValueError(f"its shapes tell {language.heads} heads, not {heads}")
+    return grid_config(language, checkpoint, size)
+
+
 def _vq(checkpoint, *_) -> VQConfig:
     """LlamaGen's tokenizer, which normalises codes and looks at the lowest level."""
-    tensors = checkpoint.tensors
+    levels = ("encoder.conv_blocks", "decoder.conv_blocks")
+    return vq_by_shapes(checkpoint.tensors, *levels, "res")
 
-    def count(pattern: str) -> int:
-        found = (re.match(pattern, key) for key in tensors)
-        return len({match[1] for match in found if match})
 
-    width = tensors["encoder.conv_in.weight"].shape[0]
-    levels = [
-        tensors[f"encoder.conv_blocks.{i}.res.0.conv1.weight"].shape[0] / width
-        for i in range(count(r"encoder\.conv_blocks\.(\d+)\."))
-    ]
-    if not all(level.is_integer() for level in levels):
-        raise ValueError(f"levels are {levels} times as wide as the first convolution")
-    codes, code_width = tensors["quantize.embedding.weight"].shape
-    return VQConfig(
-        codebook_size=codes,
-        code_width=code_width,
-        width=width,
-        multipliers=tuple(map(int, levels)),
-        encoder_blocks=count(r"encoder\.conv_blocks\.0\.res\.(\d+)\."),
-        decoder_blocks=count(r"decoder\.conv_blocks\.0\.res\.(\d+)\."),
-        latent_width=tensors["quant_conv.weight"].shape[1],
+def _chameleon_vq(checkpoint, *_) -> VQConfig:
+    return vq_by_shapes(
+        checkpoint.tensors,
+        "encoder.down",
+        "decoder.up",
+        "block",
+        normalize_codes=False,
+        attention="middle",
     )
 
 
 _DRAFTER = "layers.0.self_attn."
+_HF_NORM = "model.layers.0.self_attn.q_norm.bias"
+_RAW_NORM = "layers.0.attention.q_normalization.weight"
+_CHAMELEON_SIZES = {(4096, 32): "7B", (8192, 48): "34B"}
 _WQKV = "layers.0.attention.wqkv.weight"
 _LLAMAGEN_NAMES = ("B", "L", "XL", "XXL", "1B", "XXXL", "3B", "7B")
 _LLAMAGEN: dict[str, Any] = dict(
@@ -301,8 +318,41 @@ FAMILIES = (
         },
     ),
     Family(
+        name="Chameleon",
+        keys=(_HF_NORM, "lm_head.weight"),
+        table=CHAMELEON,
+        kind=ChameleonGridConfig,
+        config=_chameleon,
+        part=DECODERS,
+        layers=r"model\.layers\.(\d+)\.",
+        width=("model.embed_tokens.weight", 1),
+        sizes=_CHAMELEON_SIZES,
+    ),
+    Family(
+        name="Chameleon in Meta's layout",
+        keys=(_RAW_NORM, "tok_embeddings.weight"),
+        table=CHAMELEON_RAW,
+        kind=ChameleonGridConfig,
+        config=_chameleon_raw,
+        part=DECODERS,
+        layers=r"layers\.(\d+)\.",
+        width=("tok_embeddings.weight", 1),
+        sizes=_CHAMELEON_SIZES,
+    ),
+    Family(
+        name="Chameleon VQ",
+        keys=("encoder.mid.block_1.norm1.weight", "quantize.embedding.weight"),
+        table=CHAMELEON_VQ,
+        kind=VQConfig,
+        config=_chameleon_vq,
+        part="vq",
+        layers=r"encoder\.down\.(\d+)\.",
+        width=("encoder.conv_in.weight", 0),
+        sizes={(128, 5): "VQGAN"},
+    ),
+    Family(
         name="LlamaGen VQ",
-        keys=("encoder.conv_in.weight", "quantize.embedding.weight"),
+        keys=("encoder.conv_blocks.0.res.0.conv1.weight", "quantize.embedding.weight"),
         table=LLAMAGEN_VQ,
         kind=VQConfig,
         config=_vq,

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from jaxspec.checkpoints.convert import (
     CONV,
     LEADING_ONE,
@@ -12,6 +14,7 @@ from jaxspec.checkpoints.convert import (
     Table,
 )
 from jaxspec.models import abstract
+from jaxspec.models.chameleon import ChameleonGridConfig
 from jaxspec.models.ta_tok import TaTokConfig
 from jaxspec.models.vq import VQConfig
 
@@ -131,46 +134,122 @@ EAGLE_ENTRIES = (
 LANTERN_DRAFTER = Table(entries=lambda config: EAGLE_ENTRIES, init=abstract.eagle)
 
 
-# Hugging Face's Qwen2.
+# Hugging Face's Llama: Qwen2, with biases, and Chameleon, with norms of the heads.
 
-_QWEN2 = "model.layers.{layer}."
-QWEN2_ENTRIES = (
+_LLAMA = "model.layers.{layer}."
+LLAMA_ENTRIES = (
     Entry("token_embedding", ("model.embed_tokens.weight",)),
-    Entry("attention_norm", (f"{_QWEN2}input_layernorm.weight",)),
-    Entry("query", (f"{_QWEN2}self_attn.q_proj.weight",), LINEAR),
-    Entry("query_bias", (f"{_QWEN2}self_attn.q_proj.bias",)),
+    Entry("attention_norm", (f"{_LLAMA}input_layernorm.weight",)),
+    Entry("query", (f"{_LLAMA}self_attn.q_proj.weight",), LINEAR),
+    Entry("query_bias", (f"{_LLAMA}self_attn.q_proj.bias",)),
+    Entry("query_norm", (f"{_LLAMA}self_attn.q_norm.weight",)),
+    Entry("query_norm_bias", (f"{_LLAMA}self_attn.q_norm.bias",)),
     Entry(
         "key_value",
-        (f"{_QWEN2}self_attn.k_proj.weight", f"{_QWEN2}self_attn.v_proj.weight"),
+        (f"{_LLAMA}self_attn.k_proj.weight", f"{_LLAMA}self_attn.v_proj.weight"),
         LINEAR,
     ),
     Entry(
         "key_value_bias",
-        (f"{_QWEN2}self_attn.k_proj.bias", f"{_QWEN2}self_attn.v_proj.bias"),
+        (f"{_LLAMA}self_attn.k_proj.bias", f"{_LLAMA}self_attn.v_proj.bias"),
     ),
-    Entry("attention_out", (f"{_QWEN2}self_attn.o_proj.weight",), LINEAR),
-    Entry("ffn_norm", (f"{_QWEN2}post_attention_layernorm.weight",)),
+    Entry("key_norm", (f"{_LLAMA}self_attn.k_norm.weight",)),
+    Entry("key_norm_bias", (f"{_LLAMA}self_attn.k_norm.bias",)),
+    Entry("attention_out", (f"{_LLAMA}self_attn.o_proj.weight",), LINEAR),
+    Entry("ffn_norm", (f"{_LLAMA}post_attention_layernorm.weight",)),
     Entry(
         "gate_up",
-        (f"{_QWEN2}mlp.gate_proj.weight", f"{_QWEN2}mlp.up_proj.weight"),
+        (f"{_LLAMA}mlp.gate_proj.weight", f"{_LLAMA}mlp.up_proj.weight"),
         LINEAR,
     ),
-    Entry("down", (f"{_QWEN2}mlp.down_proj.weight",), LINEAR),
+    Entry("down", (f"{_LLAMA}mlp.down_proj.weight",), LINEAR),
     Entry("norm", ("model.norm.weight",)),
     Entry("head", ("lm_head.weight",), LINEAR),  # where it is not tied
+)
+# Rotary tables of old files, which we compute.
+_ROTARY = frozenset(
+    {"model.rotary_emb.inv_freq", "model.layers.*.self_attn.rotary_emb.inv_freq"}
 )
 
 
 QWEN2 = Table(
-    entries=lambda config: QWEN2_ENTRIES,
+    entries=lambda config: LLAMA_ENTRIES,
     init=abstract.llama,
-    # Rotary tables of old files, which we compute.
-    not_weights=frozenset(
-        {"model.rotary_emb.inv_freq", "model.layers.*.self_attn.rotary_emb.inv_freq"}
-    ),
+    not_weights=_ROTARY,
     tied=lambda config: (
         {"lm_head.weight": "model.embed_tokens.weight"} if config.tied else {}
     ),
+)
+CHAMELEON = Table(
+    entries=lambda config: LLAMA_ENTRIES,
+    init=abstract.chameleon,
+    not_weights=_ROTARY,
+    # Its VQ is converted from the file that has the decoder too.
+    unused=lambda config: ("model.vqmodel.*",),
+)
+
+
+# Chameleon as Meta and Anole published it first: queries and keys lie in the order of
+# interleaved rotary pairs, (0, 1), (2, 3), ..., where Hugging Face has halves.
+
+
+def _halves(x: np.ndarray, width: int) -> np.ndarray:
+    """The last axis, heads of this width, from interleaved pairs to halves."""
+    heads = x.reshape(*x.shape[:-1], -1, width // 2, 2)
+    return heads.swapaxes(-1, -2).reshape(x.shape)
+
+
+def _pairs(x: np.ndarray, width: int) -> np.ndarray:
+    """The inverse of `_halves`."""
+    heads = x.reshape(*x.shape[:-1], -1, 2, width // 2)
+    return heads.swapaxes(-1, -2).reshape(x.shape)
+
+
+def chameleon_raw_entries(config: ChameleonGridConfig) -> Iterator[Entry]:
+    """Chameleon under Meta's names, in Meta's layout."""
+    layer, width = "layers.{layer}.", config.head_width
+    turned = Layout(lambda x: _halves(x.T, width), lambda x: _pairs(x, width).T)
+    head = Layout(lambda x: _halves(x[None], width), lambda x: _pairs(x, width)[0])
+    yield from (x for x in TRUNK if x.path != "qkv")
+    yield Entry("query", (f"{layer}attention.wq.weight",), turned)
+    yield Entry(
+        "key_value",
+        (f"{layer}attention.wk.weight", f"{layer}attention.wv.weight"),
+        (turned, LINEAR),
+    )
+    for ours, theirs in (("query", "q"), ("key", "k")):
+        norm = f"{layer}attention.{theirs}_normalization"
+        yield Entry(f"{ours}_norm", (f"{norm}.weight",), head)
+        yield Entry(f"{ours}_norm_bias", (f"{norm}.bias",), head)
+
+
+CHAMELEON_RAW = Table(entries=chameleon_raw_entries, init=abstract.chameleon)
+
+
+def chameleon_vq_entries(config: VQConfig) -> Iterator[Entry]:
+    """Chameleon's tokenizer, as in Meta's vqgan.ckpt."""
+    yield Entry("codebook", ("quantize.embedding.weight",))
+    yield from _block("encoder/", "", {"to_code": "quant_conv"})
+    yield from _block("decoder/", "", {"from_code": "post_quant_conv"})
+    for side in ("encoder", "decoder"):
+        yield from _block(f"{side}/", f"{side}.", ENDS)
+        yield from _block(f"{side}/middle/res_0/", f"{side}.mid.block_1.", RES)
+        yield from _block(f"{side}/middle/attention/", f"{side}.mid.attn_1.", ATTENTION)
+        yield from _block(f"{side}/middle/res_1/", f"{side}.mid.block_2.", RES)
+    for i in range(len(config.multipliers)):
+        down, up = f"encoder.down.{i}", f"decoder.up.{i}"
+        for j in range(config.encoder_blocks):
+            yield from _block(f"encoder/level_{i}/res_{j}/", f"{down}.block.{j}.", RES)
+        for j in range(config.decoder_blocks):
+            yield from _block(f"decoder/level_{i}/res_{j}/", f"{up}.block.{j}.", RES)
+        yield from _block(f"encoder/down_{i}/", down, {"conv": ".downsample.conv"})
+        yield from _block(f"decoder/up_{i}/", up, {"conv": ".upsample.conv"})
+
+
+CHAMELEON_VQ = Table(
+    entries=chameleon_vq_entries,
+    init=abstract.vq,
+    not_weights=frozenset({"loss.*"}),  # the discriminator of its training
 )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxspec.models.chameleon import ChameleonGridConfig
 from jaxspec.models.drafter import EagleHead
 from jaxspec.models.flashar import FlashConfig, FlashHead
 from jaxspec.models.llama import Llama, LlamaConfig
@@ -63,6 +64,11 @@ def llama(config: LlamaConfig) -> Any:
     return _init(init, jax.ShapeDtypeStruct((1, config.width), jnp.float32))
 
 
+def chameleon(config: ChameleonGridConfig) -> Any:
+    """Of the language model that draws a grid."""
+    return llama(config.language)
+
+
 def t5(config: T5Config) -> Any:
     """Of `T5Encoder`."""
     tokens = jax.ShapeDtypeStruct((1, 2), jnp.int32)
@@ -76,9 +82,15 @@ def ta_tok(config: TaTokConfig) -> Any:
     return _init(TaTok(config).init, jax.ShapeDtypeStruct(shape, jnp.float32))
 
 
-_OF = {Qwen2Config: llama, T5Config: t5, TaTokConfig: ta_tok}
+_OF = {
+    TransformerConfig: transformer,
+    ChameleonGridConfig: chameleon,
+    Qwen2Config: llama,
+    T5Config: t5,
+    TaTokConfig: ta_tok,
+}
 
 
 def network(config: Any) -> Any:
-    """Of the network that a configuration is of: one that reads prompts."""
+    """Of the network that a configuration is of: one that draws or reads prompts."""
     return _OF[type(config)](config)

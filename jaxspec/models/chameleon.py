@@ -39,7 +39,8 @@ class ChameleonGridConfig:
     Attributes:
       language: the language model.
       grid: rows and columns of cells, the column of newlines among them.
-      prefix_length: P, tokens of the prompt and of what begins the picture.
+      prefix_length: P, tokens of the prompt and of what begins the picture; prompts
+        set it, and nothing in the weights depends on it.
       codes: number of image codes, which are tokens in a row.
       first: the token of code 0.
       newline: the token that ends a row; None where rows just follow each other.
@@ -47,7 +48,7 @@ class ChameleonGridConfig:
 
     language: ChameleonConfig
     grid: tuple[int, int]
-    prefix_length: int
+    prefix_length: int = 0
     codes: int = 8192
     first: int = 4
     newline: int | None = 8803

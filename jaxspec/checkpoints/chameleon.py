@@ -1,0 +1,161 @@
+"""Chameleon's checkpoints: their configurations, and whether they were made to draw.
+
+Lumina-mGPT and Anole are Chameleon, trained to draw. Meta's own release is the same
+network and converts like them, but was not released to make pictures.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from jaxspec.checkpoints.configs import llama_sizes, shape_of
+from jaxspec.checkpoints.convert import Tensor
+from jaxspec.checkpoints.readers import Checkpoint
+from jaxspec.models.chameleon import ChameleonConfig, ChameleonGridConfig
+
+CELL = 16  # pixels a side
+NEWLINE = 8803  # of Lumina-mGPT, <reserved08799>
+ANOLE_SIZE = 512  # pixels a side, the only one
+_LUMINA = re.compile(r"lumina[-_]?mgpt.*?-(\d{3,4})\b", re.IGNORECASE)
+_META = re.compile(r"facebook(/|--)chameleon", re.IGNORECASE)
+
+
+def chameleon_config(
+    args: Mapping[str, Any], state_dict: Mapping[str, Tensor]
+) -> ChameleonConfig:
+    """Configuration of a Chameleon in Hugging Face's layout.
+
+    Args:
+      args: its `config.json`.
+      state_dict: the weights; whether heads share their norms is told by the shapes.
+
+    Raises:
+      ValueError: it lacks a size, or asks for what no such model has.
+    """
+    known = {
+        "model_type": ("chameleon",),
+        "attention_bias": (False, None),
+        "mlp_bias": (False, None),
+        "tie_word_embeddings": (False, None),
+    }
+    norm = "model.layers.0.self_attn.{}_norm.weight"
+    return ChameleonConfig(
+        **llama_sizes(args, known) | {"tied": False},
+        norm_epsilon=args.get("rms_norm_eps", 1e-5),
+        head_norms=(
+            shape_of(state_dict, norm.format("q"))[0],
+            shape_of(state_dict, norm.format("k"))[0],
+        ),
+        output_norms=bool(args.get("swin_norm")),
+    )
+
+
+def chameleon_raw_config(state_dict: Mapping[str, Tensor]) -> ChameleonConfig:
+    """Configuration of a Chameleon in Meta's layout, in one file.
+
+    The file has no arguments; what its shapes do not tell is as in the 7B model.
+
+    Raises:
+      ValueError: a tensor that tells something is missing.
+    """
+    vocab, width = shape_of(state_dict, "tok_embeddings.weight")
+    (head_width,) = shape_of(state_dict, "layers.0.attention.q_normalization.weight")
+    layers = (key.split(".") for key in state_dict if key.startswith("layers."))
+    return ChameleonConfig(
+        vocab_size=vocab,
+        width=width,
+        depth=1 + max(int(parts[1]) for parts in layers),
+        heads=shape_of(state_dict, "layers.0.attention.wq.weight")[0] // head_width,
+        key_heads=shape_of(state_dict, "layers.0.attention.wk.weight")[0] // head_width,
+        head_width=head_width,
+        hidden=shape_of(state_dict, "layers.0.feed_forward.w1.weight")[0],
+    )
+
+
+def grid_config(
+    language: ChameleonConfig, checkpoint: Checkpoint, size: int | None
+) -> ChameleonGridConfig:
+    """What a checkpoint draws: Lumina-mGPT rows with newlines, all others Anole's.
+
+    Raises:
+      ValueError: the size cannot be told, or is told in ways that differ.
+    """
+    kinds = " ".join(map(str, checkpoint.args.get("architectures") or ()))
+    named = _LUMINA.search(str(checkpoint.path))
+    if named or "XLLMX" in kinds:
+        return lumina_grid(language, named and int(named[1]), size)
+    return anole_grid(language, size)
+
+
+def lumina_grid(
+    language: ChameleonConfig, named: int | None, size: int | None
+) -> ChameleonGridConfig:
+    """Lumina-mGPT's: every row ends with a newline.
+
+    Raises:
+      ValueError: neither the name nor the caller tells the size, or they differ.
+    """
+    if size is None and named is None:
+        raise ValueError(
+            "the weights do not tell the size: pass it; Lumina-mGPT-7B-768 has 768"
+        )
+    if size is not None and named is not None and size != named:
+        raise ValueError(f"size is {size}, but the model's name says {named}")
+    side = _side(size or named)
+    return ChameleonGridConfig(language, (side, side + 1), newline=NEWLINE)
+
+
+def anole_grid(language: ChameleonConfig, size: int | None) -> ChameleonGridConfig:
+    """Anole's: 1,024 codes, no newlines.
+
+    Raises:
+      ValueError: the size is another.
+    """
+    if size not in (None, ANOLE_SIZE):
+        raise ValueError(f"Anole draws {ANOLE_SIZE} px, not {size}")
+    side = _side(ANOLE_SIZE)
+    return ChameleonGridConfig(language, (side, side), newline=None)
+
+
+def _side(size: int | None) -> int:
+    if not size or size <= 0 or size % CELL:
+        raise ValueError(f"size must be a multiple of {CELL} pixels, not {size}")
+    return size // CELL
+
+
+def check_draws(checkpoint: Checkpoint, reason: str | None, family: str) -> None:
+    """Refuses weights that were not made to draw.
+
+    Nothing in the weights tells. Lumina-mGPT's code writes `mask_image_logits` into
+    `config.json`: true masks image codes while it trains and runs.
+
+    Args:
+      checkpoint: of a language model.
+      reason: why it can draw, where the files say nothing or otherwise; it is recorded.
+      family: what it is given as: "Lumina-mGPT", "Anole" or "Chameleon".
+
+    Raises:
+      ValueError: it cannot, or nothing says that it can.
+    """
+    if reason is not None and reason.strip():
+        return
+    path, args = checkpoint.path, checkpoint.args
+    remedy = "; if they were, say why with --draws"
+    names = f"{path} {args.get('_name_or_path', '')}"
+    masked = args.get("mask_image_logits")
+    if _META.search(names):
+        raise ValueError(
+            f"{path} is Meta's own release, which makes no pictures: it was published "
+            "for text and for reading pictures only. Lumina-mGPT and Anole are the same "
+            f"network, trained to draw{remedy}"
+        )
+    if masked:
+        raise ValueError(
+            f"{path}: config.json has mask_image_logits true: image codes were masked, "
+            f"so that these weights may not have been trained to draw{remedy}"
+        )
+    if masked is None and family != "Anole":
+        raise ValueError(
+            f"{path}: config.json has no mask_image_logits, so that nothing tells "
+            f"whether these weights were trained to draw{remedy}"
+        )
