@@ -10,6 +10,8 @@ import numpy as np
 
 from jaxspec.checkpoints import (
     ARDTOK,
+    CHAMELEON,
+    CHAMELEON_VQ,
     LANTERN_DRAFTER,
     LLAMAGEN,
     LLAMAGEN_VQ,
@@ -18,14 +20,17 @@ from jaxspec.checkpoints import (
     TA_TOK,
     Table,
     ardtok_config,
+    chameleon_config,
     convert,
     lantern_drafter_config,
     llamagen_config,
     qwen2_config,
     t5_config,
     ta_tok_config,
+    vq_by_shapes,
     vq_config,
 )
+from jaxspec.models.chameleon import ChameleonGridConfig
 from tests.fixtures import synthetic
 
 FOLDER = Path(__file__).parent / "fixtures"
@@ -52,6 +57,19 @@ class Published:
 def _describe(name: str, args: dict, state_dict: dict) -> tuple[Any, Table]:
     if name in ("qwen2_tiny", "qwen2_tiny_tied"):
         return qwen2_config(args), QWEN2
+    if name == "chameleon_vq_tiny":
+        return vq_by_shapes(
+            state_dict,
+            "encoder.down",
+            "decoder.up",
+            "block",
+            normalize_codes=False,
+            attention="middle",
+        ), CHAMELEON_VQ
+    if name.startswith("chameleon"):  # 2 by 2 codes of 10 and newlines
+        language = chameleon_config(args, state_dict)
+        grid = ChameleonGridConfig(language, (2, 3), 6, codes=10, first=7, newline=30)
+        return grid, CHAMELEON
     if name == "t5_tiny":
         return t5_config(args), T5
     if name in ("tar_tatok_tiny", f"{E2E}_tatok"):

@@ -1,6 +1,7 @@
 """Published PyTorch checkpoints: key tables, strict conversion and its inverse."""
 
 from jaxspec.checkpoints.assemble import convert_llamagen, convert_tar
+from jaxspec.checkpoints.chameleon import chameleon_config
 from jaxspec.checkpoints.configs import (
     ardtok_config,
     lantern_drafter_config,
@@ -8,6 +9,7 @@ from jaxspec.checkpoints.configs import (
     qwen2_config,
     t5_config,
     ta_tok_config,
+    vq_by_shapes,
     vq_config,
 )
 from jaxspec.checkpoints.convert import Entry, Layout, Table, convert, to_torch
@@ -17,6 +19,9 @@ from jaxspec.checkpoints.readers import Checkpoint, read
 from jaxspec.checkpoints.single import convert_model, load_model
 from jaxspec.checkpoints.tables import (
     ARDTOK,
+    CHAMELEON,
+    CHAMELEON_RAW,
+    CHAMELEON_VQ,
     LANTERN_DRAFTER,
     LLAMAGEN,
     LLAMAGEN_VQ,
@@ -27,6 +32,9 @@ from jaxspec.checkpoints.tables import (
 
 __all__ = [
     "ARDTOK",
+    "CHAMELEON",
+    "CHAMELEON_RAW",
+    "CHAMELEON_VQ",
     "LANTERN_DRAFTER",
     "LLAMAGEN",
     "LLAMAGEN_VQ",
@@ -39,6 +47,7 @@ __all__ = [
     "Limits",
     "Table",
     "ardtok_config",
+    "chameleon_config",
     "check_parity",
     "convert",
     "convert_llamagen",
@@ -53,5 +62,6 @@ __all__ = [
     "t5_config",
     "ta_tok_config",
     "to_torch",
+    "vq_by_shapes",
     "vq_config",
 ]

@@ -146,7 +146,7 @@ def check_draws(checkpoint: Checkpoint, reason: str | None, family: str) -> None
     if _META.search(names):
         raise ValueError(
             f"{path} is Meta's own release, which makes no pictures: it was published "
-            "for text and for reading pictures only. Lumina-mGPT and Anole are the same "
+            "to read pictures and to write text. Lumina-mGPT and Anole are the same "
             f"network, trained to draw{remedy}"
         )
     if masked:

@@ -30,6 +30,7 @@ SIGLIP2_SIZES = {768: (12, 12), 1024: (24, 16), 1152: (27, 16)}
 
 
 def shape_of(state_dict: Mapping[str, Tensor], key: str) -> tuple[int, ...]:
+    """The shape of a tensor; raises ValueError if it is not there."""
     if key not in state_dict:
         raise ValueError(f"no {key!r} in the state dict: another family, or a wrapper?")
     return tuple(state_dict[key].shape)
@@ -217,18 +218,20 @@ def vq_by_shapes(
         return len({match[1] for match in found if match})
 
     width = shape_of(state_dict, "encoder.conv_in.weight")[0]
-    levels = [
-        shape_of(state_dict, f"{down}.{i}.{block}.0.conv1.weight")[0] / width
+    widths = [
+        shape_of(state_dict, f"{down}.{i}.{block}.0.conv1.weight")[0]
         for i in range(count(down))
     ]
-    if not all(level.is_integer() for level in levels):
-        raise ValueError(f"levels are {levels} times as wide as the first convolution")
+    if any(x % width for x in widths):
+        raise ValueError(
+            f"levels are {widths} wide, no multiples of the first convolution's {width}"
+        )
     codes, code_width = shape_of(state_dict, "quantize.embedding.weight")
     return VQConfig(
         codebook_size=codes,
         code_width=code_width,
         width=width,
-        multipliers=tuple(map(int, levels)),
+        multipliers=tuple(x // width for x in widths),
         encoder_blocks=count(down, "0", block),
         decoder_blocks=count(up, "0", block),
         latent_width=shape_of(state_dict, "quant_conv.weight")[1],

@@ -126,8 +126,8 @@ def record_vq(seed: int) -> None:
     }
     manifest = {
         "name": "chameleon_vq_tiny",
-        "about": "transformers' ChameleonVQVAE, and JanusVQVAEDecoder without attention "
-        "in its levels; names as in Meta's vqgan.ckpt",
+        "about": "transformers' ChameleonVQVAE, and JanusVQVAEDecoder without the "
+        "attention in its levels; names as in Meta's vqgan.ckpt",
         "seed": seed,
         "args": VQ,
         "tensors": tensors,
