@@ -70,6 +70,8 @@ def from_dict(kind: Any, values: dict[str, Any]) -> Any:
         )
 
     def parsed(hint, value):
+        if value is None:
+            return None
         options = [x for x in typing.get_args(hint) if x is not type(None)]
         if isinstance(hint, types.UnionType) and len(options) == 1:  # X | None
             (hint,) = options
