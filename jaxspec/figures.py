@@ -13,6 +13,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageDraw, ImageFont
 from PIL.PngImagePlugin import PngInfo
 
+DRAFT = ".tmp"  # how names of files end that are not whole yet
 _GAP = 8  # pixels between cells and around the sheet
 _LEAST_WIDTH = 96  # of a cell, so that the label of a small picture can be read
 _MOST_LINES = 3  # of a label
@@ -105,7 +106,7 @@ def described(metadata: Mapping[str, str]) -> Image.Exif:
 def atomically(path: Path) -> Generator[Path]:
     """Where to write a file that then takes its place in one step, or not at all."""
     # In the same folder, so that the replacement is one step of the file system.
-    draft = path.with_name(f".{uuid.uuid4().hex}.tmp")
+    draft = path.with_name(f".{uuid.uuid4().hex}{DRAFT}")
     try:
         yield draft
         os.replace(draft, path)

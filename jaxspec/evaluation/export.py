@@ -10,7 +10,7 @@ fid       <id>-<k>.png, and nothing else
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from jaxspec.evaluation.records import (
 from jaxspec.figures import save_png
 
 _LISTED = 3  # samples that an error names
-Pictures = Sequence[Path]  # of a prompt, by number
+Pictures = Mapping[int, Path]  # of a prompt, by number
 Write = Callable[[Path, Prompt, Pictures], None]  # to a folder
 
 
@@ -95,14 +95,14 @@ def export(
         read_samples(folder),
     )
     _check_counts(layout, record.images, len(prompts), partial)
-    pictures: dict[str, list[Path]] = {}
+    pictures: dict[str, dict[int, Path]] = {}
     missing = []
     for prompt in prompts:
-        pictures[prompt.id] = []
+        pictures[prompt.id] = {}
         for number in range(record.images):
             sample = samples.get((prompt.id, number, record.seed))
             if sample is not None and intact(folder, sample):
-                pictures[prompt.id].append(folder / str(sample.file))
+                pictures[prompt.id][number] = folder / str(sample.file)
             else:
                 missing.append(_why(prompt.id, number, sample))
     if missing and not partial:
@@ -132,12 +132,12 @@ def _check_counts(layout: str, images: int, prompts: int, partial: bool) -> None
             f"{layout} takes {want.images} pictures a prompt, and the run has {images}"
         )
     wrong = [
-        f"{want} {what}, and the run has {found}"
-        for what, want, found in (
+        f"{asked} {what}, and the run has {found}"
+        for what, asked, found in (
             ("prompts", want.prompts, prompts),
             ("pictures a prompt", want.images, images),
         )
-        if want not in (None, found)
+        if asked not in (None, found)
     ]
     if wrong and not partial:
         raise ValueError(
@@ -161,8 +161,8 @@ def _geneval(folder: Path, prompt: Prompt, pictures: Pictures) -> None:
     own = folder / prompt.id
     (own / "samples").mkdir(parents=True)
     (own / "metadata.jsonl").write_text(json.dumps(prompt.extra), encoding="utf8")
-    for picture in pictures:
-        _copy(picture, own / "samples" / f"{int(picture.stem):04d}.png")
+    for number, picture in pictures.items():
+        _copy(picture, own / "samples" / f"{number:04d}.png")
 
 
 def _dpg(folder: Path, prompt: Prompt, pictures: Pictures) -> None:
@@ -171,7 +171,7 @@ def _dpg(folder: Path, prompt: Prompt, pictures: Pictures) -> None:
             f"prompt {prompt.id!r} is not of DPG-Bench's folder of prompts: draw that "
             "folder for this layout"
         )
-    four = [_pixels(picture) for picture in pictures]
+    four = [_pixels(pictures[number]) for number in range(4)]
     for i, x in enumerate(four):
         for k, y in enumerate(four[:i]):
             if np.array_equal(x, y):
@@ -184,8 +184,8 @@ def _dpg(folder: Path, prompt: Prompt, pictures: Pictures) -> None:
 
 
 def _fid(folder: Path, prompt: Prompt, pictures: Pictures) -> None:
-    for picture in pictures:
-        _copy(picture, folder / f"{place(prompt.id)}-{picture.stem}.png")
+    for number, picture in pictures.items():
+        _copy(picture, folder / f"{place(prompt.id)}-{number}.png")
 
 
 def _copy(picture: Path, to: Path) -> None:

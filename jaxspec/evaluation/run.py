@@ -34,7 +34,7 @@ from jaxspec.evaluation.records import (
     intact,
     read_samples,
 )
-from jaxspec.evaluation.writing import opened
+from jaxspec.evaluation.writing import opened, remove_drafts
 from jaxspec.recipe import Recipe, whole_number
 
 
@@ -149,6 +149,8 @@ def draw(
                 known = there.get((prompt.id, number, seed))
                 if known is None or not intact(folder, known):
                     jobs.append(Job(prompt, number))
+        for prompt in {job.prompt.id: job.prompt for job in jobs}.values():
+            remove_drafts(folder, prompt)  # no other process draws it
         status = Status(len(own) * images, len(own) * images - len(jobs))
         progress(status)
         artist = Artist(

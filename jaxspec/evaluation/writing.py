@@ -14,17 +14,21 @@ from typing import IO
 
 from jaxspec.checkpoints.writer import lock
 from jaxspec.evaluation.records import (
+    IMAGES,
     PROMPTS,
+    RECORDS,
     RUN,
     SAMPLES,
     Prompt,
     Run,
     Sample,
+    place,
     read_run,
     read_samples,
     sample_lines,
     write_run,
 )
+from jaxspec.figures import DRAFT
 
 _SETUP = ".lock"  # held for a moment, by whoever opens the folder
 
@@ -150,3 +154,10 @@ def _end_line(file: IO[bytes]) -> None:
         whole.seek(max(0, size - 1))
         if size and whole.read(1) != b"\n":
             file.write(b"\n")
+
+
+def remove_drafts(folder: Path, prompt: Prompt) -> None:
+    """Removes what a killed process left of a prompt's files."""
+    for kind in (IMAGES, RECORDS):
+        for draft in (folder / kind / place(prompt.id)).glob(f".*{DRAFT}"):
+            draft.unlink(missing_ok=True)
