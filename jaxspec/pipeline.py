@@ -12,6 +12,7 @@ from jaxspec.decoding import Target
 from jaxspec.models import abstract
 from jaxspec.models.drafter import Eagle
 from jaxspec.models.flashar import Flash, FlashConfig
+from jaxspec.models.lpd import LPDConfig, LPDNet
 from jaxspec.models.transformer import Transformer, TransformerConfig
 from jaxspec.models.upsampler import UpsamplerConfig
 from jaxspec.models.vq import VQ, VQConfig, from_uint8, to_uint8, to_uint8_truncated
@@ -53,6 +54,7 @@ class PipelineConfig:
       drafters: (pixels, network) of each EAGLE drafter, trained with the model of that
         size.
       flashar: (pixels, network) of each of FlashAR's heads, likewise.
+      lpd: (pixels, network) of each of LPD's models, beside the decoder of that size.
     """
 
     name: str
@@ -65,6 +67,7 @@ class PipelineConfig:
     upsamplers: tuple[tuple[int, int, UpsamplerConfig], ...] = ()
     drafters: tuple[tuple[int, TransformerConfig], ...] = ()
     flashar: tuple[tuple[int, FlashConfig], ...] = ()
+    lpd: tuple[tuple[int, LPDConfig], ...] = ()
 
     def __post_init__(self):
         """Raises ValueError if the parts do not belong together."""
@@ -97,6 +100,15 @@ class PipelineConfig:
             if size not in self.sizes:
                 raise ValueError(f"{self.name}: a head for {size} px has no target")
             Flash({}, network).check(dict(self.decoders)[size])
+        for size, network in self.lpd:
+            decoder = dict(self.decoders).get(size)
+            for name in ("grid", "vocab_size", *self.text.wants()):
+                found, want = getattr(network, name), getattr(decoder, name, None)
+                if found != want:
+                    raise ValueError(
+                        f"{self.name}: LPD's model for {size} px has {name} {found}, "
+                        f"and the decoder {want}"
+                    )
         if self.pixels not in _TO_UINT8:
             known = " or ".join(_TO_UINT8)
             raise ValueError(f"pixels must be {known}, not {self.pixels!r}")
@@ -125,7 +137,8 @@ class Pipeline:
       params: {"decoders": {"128": ...}, "vq": ...}, {"upsamplers": {"64-128": ...}}
         if there are any, and what its reader has, such as
         {"text": {"table": [V, width]}}. EAGLE drafters, if there are any, are
-        {"drafters": {"128": ...}}, FlashAR's heads {"flashar": {"128": ...}}.
+        {"drafters": {"128": ...}}, FlashAR's heads {"flashar": {"128": ...}}, LPD's
+        models {"lpd": {"64": ...}}.
       config: static.
     """
 
@@ -270,6 +283,30 @@ class Pipeline:
             )
         return Flash(self.params["flashar"][str(size)], heads[size]).unstacked()
 
+    def lpd(
+        self, condition: Any, sampling: Sampling, size: int | None = None
+    ) -> Target:
+        """LPD's model of one size, conditioned (see `target`).
+
+        Raises:
+          ValueError: there is none, or the condition is padded.
+        """
+        size, models = self.config.check_size(size), dict(self.config.lpd)
+        if size not in models:
+            sizes = ", ".join(f"{x} px" for x in models) or "no size"
+            raise ValueError(
+                f"{self.config.name} has a model for LPD for {sizes}, and none for "
+                f"{size} px: give the method one, model=..."
+            )
+        if isinstance(condition, Padded):
+            raise ValueError("LPD's models take no padded captions")
+        params, condition = self.params["lpd"][str(size)], jnp.asarray(condition)
+        if models[size].prefix != "class":
+            condition = condition.astype(params["params"]["token_embedding"].dtype)
+        codes = _codebook(self.config.vq, self.params["vq"])
+        net = LPDNet(models[size])
+        return Target.create(net, params, condition, sampling, codes=codes)
+
     def images(self, tokens: jax.Array | np.ndarray) -> np.ndarray:
         """Pictures uint8 [B, h * factor, w * factor, 3] of code grids [B, h, w].
 
@@ -339,6 +376,7 @@ def abstract_params(config: PipelineConfig) -> dict[str, Any]:
     upsamplers = {f"{a}-{b}": abstract.upsampler(c) for a, b, c in config.upsamplers}
     drafters = {str(size): abstract.eagle(c) for size, c in config.drafters}
     heads = {str(size): abstract.flash(c) for size, c in config.flashar}
+    others = {str(size): abstract.lpd(c) for size, c in config.lpd}
     return {
         "decoders": {str(size): abstract.transformer(c) for size, c in config.decoders},
         "vq": abstract.vq(config.vq),
@@ -346,6 +384,7 @@ def abstract_params(config: PipelineConfig) -> dict[str, Any]:
         **({"upsamplers": upsamplers} if upsamplers else {}),
         **({"drafters": drafters} if drafters else {}),
         **({"flashar": heads} if heads else {}),
+        **({"lpd": others} if others else {}),
     }
 
 

@@ -50,6 +50,8 @@ class Sampling:
       guidance: scale s of classifier-free guidance, `u + s (c - u)`, which costs an
         unconditional row beside each conditional one; None is conditional only.
       guided_cells: guidance applies to this many first cells only; None is to all.
+      ramp_cells: the scale grows evenly from 1 at the first cell to `guidance` behind
+        this many; None is the same for all.
       top_k: only the k likeliest codes are kept, and those tied with the k-th.
       top_p: codes are kept from the likeliest on until their sum passes p; the one that
         passes it is kept, and those tied with it.
@@ -58,6 +60,7 @@ class Sampling:
     temperature: float | jax.Array | None = 1.0
     guidance: float | jax.Array | None = None
     guided_cells: int | jax.Array | None = None
+    ramp_cells: int | jax.Array | None = None
     top_k: int | jax.Array | None = None
     top_p: float | jax.Array | None = None
 
@@ -68,6 +71,7 @@ class Sampling:
         temperature: float = 1.0,
         guidance: float = 1.0,
         guided_cells: int | None = None,
+        ramp_cells: int | None = None,
         top_k: int = 0,
         top_p: float = 1.0,
     ) -> "Sampling":
@@ -85,6 +89,8 @@ class Sampling:
         top_k = _count("top_k", top_k, "0 (off) or a count")
         if guided_cells is not None:
             guided_cells = _count("guided_cells", guided_cells, "a count")
+        if ramp_cells is not None:
+            ramp_cells = _count("ramp_cells", ramp_cells, "a count")
         if top_k > vocab_size:
             warnings.warn(
                 f"top_k {top_k} is more than the {vocab_size} codes; all are kept",
@@ -95,6 +101,7 @@ class Sampling:
             temperature=None if temperature < _SMALLEST else temperature,
             guidance=None if guidance == 1 else guidance,
             guided_cells=None if guidance == 1 else guided_cells,
+            ramp_cells=None if guidance == 1 or not ramp_cells else ramp_cells,
             top_k=top_k if 0 < top_k < vocab_size else None,
             top_p=top_p if top_p < 1 else None,
         )
@@ -116,8 +123,11 @@ def guide(logits: jax.Array, cells: jax.Array, sampling: Sampling) -> jax.Array:
     pair = logits.reshape(-1, 2, *logits.shape[1:])
     conditional, null = pair[:, 0], pair[:, 1]
     scale = jnp.asarray(sampling.guidance, jnp.float32)
+    if sampling.ramp_cells is not None:
+        risen = jnp.minimum(cells / sampling.ramp_cells, 1.0)
+        scale = (1.0 + (scale - 1.0) * risen)[..., None]
     if sampling.guided_cells is not None:
-        scale = jnp.where(cells < sampling.guided_cells, scale, 1.0)[..., None]
+        scale = jnp.where(cells[..., None] < sampling.guided_cells, scale, 1.0)
         # Exactly the conditional logits where guidance is off, not u + (c - u).
         guided = null + scale * (conditional - null)
         return jnp.where(scale == 1.0, conditional, guided)
@@ -202,6 +212,7 @@ ACCEPT = 1  # the test of a draft
 GUMBEL = 2  # noise that belongs to the cell, pass after pass
 INITIAL = 3  # a first draft
 DRAFT = 8  # at cell 0: what a drafter's image keys are made of
+ORDER = 10  # at cell 0: in what order cells are drawn
 WORD = 9  # a language model's tokens, by their step
 
 

@@ -15,6 +15,7 @@ from jaxspec.checkpoints import (
     LANTERN_DRAFTER,
     LLAMAGEN,
     LLAMAGEN_VQ,
+    LPD,
     QWEN2,
     T5,
     TA_TOK,
@@ -24,6 +25,7 @@ from jaxspec.checkpoints import (
     convert,
     lantern_drafter_config,
     llamagen_config,
+    lpd_config,
     qwen2_config,
     t5_config,
     ta_tok_config,
@@ -78,6 +80,8 @@ def _describe(name: str, args: dict, state_dict: dict) -> tuple[Any, Table]:
         return vq_config(args), LLAMAGEN_VQ
     if name.startswith(("tar_ardtok", f"{E2E}_ardtok")):
         return ardtok_config(args, state_dict), ARDTOK
+    if name == "lpd_tiny":
+        return lpd_config(state_dict, args["decoder_num_heads"]), LPD
     if name.startswith("lantern_drafter"):  # of 256 px, which nothing in it tells
         config = lantern_drafter_config(args, state_dict, (16, 16))
         return config, LANTERN_DRAFTER

@@ -49,7 +49,7 @@ STAGES = {
     "flashar-128-unfrozen": FlashTraining(
         size=128,
         depth=5,
-        steps=1500,
+        steps=1000,
         batch=12,
         rate=5e-4,
         tags=0.2,

@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxspec.checkpoints.convert import Tensor
 from jaxspec.models.drafter import eagle_config
+from jaxspec.models.lpd import LPDConfig
 from jaxspec.models.qwen2 import Qwen2Config
 from jaxspec.models.t5 import T5Config
 from jaxspec.models.ta_tok import TaTokConfig, TowerConfig
@@ -24,6 +25,9 @@ LLAMAGEN_SIZES = {
     3200: (24, 32),
     4096: (32, 32),
 }
+
+# LPD's sizes, width to depth and heads: L, XL, XXL.
+LPD_SIZES = {1024: (24, 16), 1280: (36, 20), 1536: (48, 24)}
 
 # SigLIP2's vision towers, width to depth and heads: base, large, so400m.
 SIGLIP2_SIZES = {768: (12, 12), 1024: (24, 16), 1152: (27, 16)}
@@ -129,6 +133,34 @@ def lantern_drafter_config(
         positions="rotary",
     )
     return eagle_config(target, norm_epsilon=args.get("rms_norm_eps", 1e-6))
+
+
+def lpd_config(state_dict: Mapping[str, Tensor], heads: int | None = None) -> LPDConfig:
+    """Configuration of an LPD transformer, whose shapes tell all but the heads.
+
+    Args:
+      state_dict: the weights.
+      heads: of a size that was not published.
+
+    Raises:
+      ValueError: the heads cannot be told, the grid is not square, or a tensor that
+        tells something is missing.
+    """
+    vocab, width = _shape(state_dict, "token_emb.weight")
+    if heads is None and width not in LPD_SIZES:
+        raise ValueError(f"no published size has width {width}: pass `heads`")
+    layers = (key.split(".") for key in state_dict if key.startswith("blocks."))
+    return LPDConfig(
+        vocab_size=vocab,
+        width=width,
+        depth=1 + max((int(parts[1]) for parts in layers), default=-1),
+        heads=heads or LPD_SIZES[width][1],
+        hidden=_shape(state_dict, "blocks.0.mlp.fc1.weight")[0],
+        grid=_square(_shape(state_dict, "pos_embed")[1] - 1),
+        prefix="class",
+        prefix_length=1,
+        prefix_width=_shape(state_dict, "class_emb.weight")[0],
+    )
 
 
 def ardtok_config(

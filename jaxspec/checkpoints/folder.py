@@ -32,6 +32,7 @@ from jaxspec.checkpoints.writer import (
     write_orbax,
 )
 from jaxspec.models.flashar import FlashConfig
+from jaxspec.models.lpd import LPDConfig
 from jaxspec.models.transformer import TransformerConfig
 from jaxspec.models.upsampler import UpsamplerConfig
 from jaxspec.models.vq import VQConfig
@@ -41,7 +42,8 @@ from jaxspec.reading.tar import TarReader
 from jaxspec.text import PieceText, tokenizer_of
 
 FAMILIES = Path(__file__).parent.parent / "families"
-SEVERAL = ("decoders", "upsamplers", "drafters", "flashar")  # a file for each of them
+# Of these, each model has a file of its own.
+SEVERAL = ("decoders", "upsamplers", "drafters", "flashar", "lpd")
 TOKENIZER = "tokenizer.json"
 READERS = {x.kind: x for x in (PieceText, ClassReader, CaptionReader, TarReader)}
 
@@ -91,7 +93,9 @@ def config_to_json(config: PipelineConfig) -> dict[str, Any]:
         for before, after, c in config.upsamplers
     }
     out["drafters"] = {str(size): dataclasses.asdict(c) for size, c in config.drafters}
-    out["flashar"] = {str(size): dataclasses.asdict(c) for size, c in config.flashar}
+    for part in ("flashar", "lpd"):
+        networks = getattr(config, part)
+        out[part] = {str(size): dataclasses.asdict(c) for size, c in networks}
     text = {"kind": config.text.kind, **out["text"]}
     if text.get("spec") is not None:
         text["spec"] = TOKENIZER  # its own file
@@ -122,6 +126,7 @@ def _config_from_json(values: dict[str, Any], folder: Path) -> PipelineConfig:
             "decoders": by_size(values["decoders"]),
             "drafters": by_size(values.get("drafters", {})),
             "flashar": by_size(values.get("flashar", {}), FlashConfig),
+            "lpd": by_size(values.get("lpd", {}), LPDConfig),
             "upsamplers": upsamplers,
             "vq": from_dict(VQConfig, values["vq"]),
             "text": from_dict(reader, text),

@@ -18,9 +18,11 @@ from jaxspec.checkpoints.chameleon import (
 )
 from jaxspec.checkpoints.configs import (
     LLAMAGEN_SIZES,
+    LPD_SIZES,
     ardtok_config,
     lantern_drafter_config,
     llamagen_config,
+    lpd_config,
     qwen2_config,
     t5_config,
     ta_tok_config,
@@ -36,11 +38,13 @@ from jaxspec.checkpoints.tables import (
     LANTERN_DRAFTER,
     LLAMAGEN,
     LLAMAGEN_VQ,
+    LPD,
     QWEN2,
     T5,
     TA_TOK,
 )
 from jaxspec.models.chameleon import ChameleonGridConfig
+from jaxspec.models.lpd import LPDConfig
 from jaxspec.models.qwen2 import Qwen2Config
 from jaxspec.models.t5 import T5Config
 from jaxspec.models.ta_tok import TaTokConfig
@@ -48,11 +52,11 @@ from jaxspec.models.transformer import TransformerConfig
 from jaxspec.models.vq import VQConfig
 
 # Those parts of a folder of ours that are one for each size of pictures.
-DECODERS, DRAFTERS = "decoders", "drafters"
+DECODERS, DRAFTERS, LPDS = "decoders", "drafters", "lpd"
 CELL = 16  # pixels a side, of every published decoder's tokenizer
 # Names of published files, as far as they promise something.
 _FILES = re.compile(
-    r"(?P<kind>c2i|t2i|ar_dtok)_(?P<size>\w+?)_(stage\d_)?(?P<pixels>\d+)(px)?"
+    r"(?P<kind>c2i|t2i|ar_dtok|lpd)_(?P<size>\w+?)_(stage\d_)?(?P<pixels>\d+)(px)?"
     r"|vq_ds(?P<factor>\d+)_[ct]2i"
 )
 
@@ -116,7 +120,10 @@ class Family:
             the name of another published model.
         """
         self._check_name(checkpoint)
-        if self.part not in (DECODERS, DRAFTERS) and (size, heads) != (None, None):
+        if self.part not in (DECODERS, DRAFTERS, LPDS) and (size, heads) != (
+            None,
+            None,
+        ):
             raise ValueError(
                 f"size and heads are a decoder's or a drafter's, not {self.name}'s"
             )
@@ -236,6 +243,15 @@ def _chameleon_raw(checkpoint, size, heads) -> ChameleonGridConfig:
     return grid_config(language, checkpoint, size)
 
 
+def _lpd(checkpoint, size, heads) -> LPDConfig:
+    config = lpd_config(checkpoint.tensors, heads)
+    _agreed(_claims(checkpoint, size) | {"its position table": config.grid[0]})
+    depth, known = LPD_SIZES.get(config.width, (None, None))
+    if depth == config.depth and known != config.heads:
+        raise ValueError(f"LPD of this size has {known} heads, not {heads}")
+    return config
+
+
 def _vq(checkpoint, *_) -> VQConfig:
     """LlamaGen's tokenizer, which normalises codes and looks at the lowest level."""
     levels = ("encoder.conv_blocks", "decoder.conv_blocks")
@@ -349,6 +365,23 @@ FAMILIES = (
         layers=r"encoder\.down\.(\d+)\.",
         width=("encoder.conv_in.weight", 0),
         sizes={(128, 5): "VQGAN"},
+    ),
+    Family(
+        name="LPD",
+        keys=("mask_token", "fake_latent", "z_proj_ln.weight", "token_emb.weight"),
+        table=LPD,
+        kind=LPDConfig,
+        config=_lpd,
+        part=LPDS,
+        layers=r"blocks\.(\d+)\.",
+        width=("token_emb.weight", 1),
+        sizes={
+            (width, depth): name
+            for (width, (depth, _)), name in zip(
+                LPD_SIZES.items(), ("L", "XL", "XXL"), strict=True
+            )
+        },
+        file="lpd",
     ),
     Family(
         name="LlamaGen VQ",

@@ -23,6 +23,7 @@ from jaxspec.checkpoints.published import (
     DECODERS,
     DRAFTERS,
     FAMILIES,
+    LPDS,
     Family,
     identify,
 )
@@ -102,7 +103,7 @@ def open_model(
     except ValueError as error:
         raise ValueError(f"{checkpoint.path}: {error}") from None
     place = family.part
-    if place in (DECODERS, DRAFTERS):
+    if place in (DECODERS, DRAFTERS, LPDS):
         place = f"{place}/{CELL * config.grid[0]}"
     ours = {f"{place}/params/{path}": x for path, x in found.items()}
     return Part(checkpoint, family, config, place, ours, dtype and str(np.dtype(dtype)))

@@ -98,6 +98,8 @@ def llamagen_vq_entries(config: VQConfig) -> Iterator[Entry]:
         yield from _block(f"decoder/up_{i}/", up, {"conv": ".upsample.conv"})
 
 
+FIRST = Layout(lambda x: x[0, 0], lambda x: x[None, None])  # (1, 1, C), (C)
+
 LLAMAGEN = Table(
     entries=lambda config: TRUNK + LLAMAGEN_PREFIX,
     init=abstract.transformer,
@@ -112,6 +114,42 @@ LLAMAGEN_VQ = Table(
     init=abstract.vq,
     not_weights=frozenset({"quantize.codebook_used"}),  # a usage counter of training
 )
+
+
+# LPD, a vision transformer of timm's kind.
+
+_LPD = "blocks.{layer}."
+LPD_ENTRIES = (
+    Entry("token_embedding", ("token_emb.weight",)),
+    Entry("query", ("mask_token",), FIRST),
+    Entry("positions", ("pos_embed",), LEADING_ONE),
+    Entry("class_embedding", ("class_emb.weight",)),
+    Entry("null_class", ("fake_latent",)),
+    Entry("input_norm_scale", ("z_proj_ln.weight",)),
+    Entry("input_norm_bias", ("z_proj_ln.bias",)),
+    *(
+        Entry(f"norm{i}_{ours}", (f"{_LPD}norm{i}.{theirs}",))
+        for i in (1, 2)
+        for ours, theirs in (("scale", "weight"), ("bias", "bias"))
+    ),
+    *(
+        entry
+        for ours, theirs in (
+            ("qkv", "attn.qkv"),
+            ("attention_out", "attn.proj"),
+            ("fc1", "mlp.fc1"),
+            ("fc2", "mlp.fc2"),
+        )
+        for entry in (
+            Entry(ours, (f"{_LPD}{theirs}.weight",), LINEAR),
+            Entry(f"{ours}_bias", (f"{_LPD}{theirs}.bias",)),
+        )
+    ),
+    Entry("norm_scale", ("norm.weight",)),
+    Entry("norm_bias", ("norm.bias",)),
+    Entry("head", ("head.weight",), LINEAR),
+)
+LPD = Table(entries=lambda config: LPD_ENTRIES, init=abstract.lpd)
 
 
 # EAGLE's drafter, as LANTERN has it for LlamaGen; its one layer is layer 0.

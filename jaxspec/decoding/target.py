@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from jaxspec.models.cache import Cache
 from jaxspec.models.chameleon import ChameleonGrid
+from jaxspec.models.lpd import LPDNet
 from jaxspec.models.transformer import Transformer
 from jaxspec.sampling import Sampling, guide, log_probs
 
@@ -35,11 +36,11 @@ class Target:
     prefix_visible: jax.Array
     sampling: Sampling
     codes: jax.Array | None
-    model: Transformer | ChameleonGrid = field(metadata={"static": True})
+    model: Transformer | ChameleonGrid | LPDNet = field(metadata={"static": True})
 
     @staticmethod
     def create(
-        model: Transformer | ChameleonGrid,
+        model: Transformer | ChameleonGrid | LPDNet,
         params: Any,
         condition: jax.Array,
         sampling: Sampling,
@@ -143,7 +144,15 @@ class Target:
         """Runs the condition: features [B * rows, P, C] of its slots, and the cache.
 
         The cache has `scratch` slots more than cells, for `read` to write.
+
+        Raises:
+          ValueError: the model does not say what follows a cell.
         """
+        if isinstance(self.model, LPDNet):
+            raise ValueError(
+                "LPD's model draws the cells that it is asked for, not those that "
+                "follow others: decode with jaxspec.LPD()"
+            )
         x, slots, visible = self.prefix_inputs(scratch)
         cache = Cache.empty(self.model.config, x.shape[0], x.dtype, scratch)
         states, cache = self._apply("extend", x, slots, cache, visible)

@@ -5,6 +5,7 @@ from jaxspec.methods.eagle import EAGLE, EAGLE2
 from jaxspec.methods.flashar import FlashAR
 from jaxspec.methods.gsd import GSD, Addition, Amplify
 from jaxspec.methods.lantern import LANTERN, LANTERNPP
+from jaxspec.methods.lpd import LPD
 from jaxspec.methods.mulo import MuLo
 from jaxspec.methods.pjd import PJD
 from jaxspec.methods.scd import SCD
@@ -19,6 +20,7 @@ __all__ = [
     "GSD",
     "LANTERN",
     "LANTERNPP",
+    "LPD",
     "PJD",
     "SCD",
     "SJD",

@@ -10,6 +10,7 @@ from jaxspec.models.chameleon import ChameleonGridConfig
 from jaxspec.models.drafter import EagleHead
 from jaxspec.models.flashar import FlashConfig, FlashHead
 from jaxspec.models.llama import Llama, LlamaConfig
+from jaxspec.models.lpd import LPDConfig, LPDNet
 from jaxspec.models.qwen2 import Qwen2Config
 from jaxspec.models.t5 import T5Config, T5Encoder
 from jaxspec.models.ta_tok import TaTok, TaTokConfig
@@ -56,6 +57,12 @@ def flash(config: FlashConfig) -> Any:
     cells = jax.ShapeDtypeStruct((1, 1), jnp.int32)
     init = partial(FlashHead(config).init, method="logits")
     return _init(init, x, logits, x, cells)
+
+
+def lpd(config: LPDConfig) -> Any:
+    """Of `LPDNet`."""
+    init = partial(LPDNet(config).init, method="features")
+    return _init(init, jax.ShapeDtypeStruct((1, config.width), jnp.float32))
 
 
 def llama(config: LlamaConfig) -> Any:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 if TYPE_CHECKING:
     from jaxspec.models.chameleon import ChameleonGridConfig
+    from jaxspec.models.lpd import LPDConfig
     from jaxspec.models.transformer import TransformerConfig
 
 
@@ -29,7 +30,7 @@ class Cache:
 
     @staticmethod
     def empty(
-        config: "TransformerConfig | ChameleonGridConfig",
+        config: "TransformerConfig | ChameleonGridConfig | LPDConfig",
         batch: int,
         dtype=jnp.float32,
         scratch: int = 0,

@@ -11,6 +11,7 @@ indices (a square grid in raster order), C width of towers, d width of codes, V 
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import flax.linen as nn
@@ -106,29 +107,58 @@ def pool_mean(x: jax.Array, size: int) -> jax.Array:
     return jnp.mean(x, axis=(2, 4))
 
 
-def tower_shapes(config: TowerConfig) -> dict[str, tuple[int, ...]]:
+def tower_shapes(width: int, hidden: int) -> dict[str, tuple[int, ...]]:
     """Shapes of one layer's parameters."""
-    c = config
     return {
-        "norm1_scale": (c.width,),
-        "norm1_bias": (c.width,),
-        "qkv": (c.width, 3 * c.width),
-        "qkv_bias": (3 * c.width,),
-        "attention_out": (c.width, c.width),
-        "attention_out_bias": (c.width,),
-        "norm2_scale": (c.width,),
-        "norm2_bias": (c.width,),
-        "fc1": (c.width, c.hidden),
-        "fc1_bias": (c.hidden,),
-        "fc2": (c.hidden, c.width),
-        "fc2_bias": (c.width,),
+        "norm1_scale": (width,),
+        "norm1_bias": (width,),
+        "qkv": (width, 3 * width),
+        "qkv_bias": (3 * width,),
+        "attention_out": (width, width),
+        "attention_out_bias": (width,),
+        "norm2_scale": (width,),
+        "norm2_bias": (width,),
+        "fc1": (width, hidden),
+        "fc1_bias": (hidden,),
+        "fc2": (hidden, width),
+        "fc2_bias": (width,),
     }
 
 
-def _init(name: str):
+def tower_init(name: str):
+    """How a parameter of that name begins."""
     if name.endswith("bias"):
         return nn.initializers.zeros
     return nn.initializers.ones if "scale" in name else nn.initializers.normal(0.02)
+
+
+def tower_block(
+    layer: dict[str, jax.Array],
+    x: jax.Array,
+    attention: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
+    heads: int,
+    epsilon: float,
+    approximate: bool = True,
+) -> jax.Array:
+    """One layer of `tower_shapes`: layer norms, biases, and GELU, as tanh or exactly.
+
+    `attention(q, k, v)` maps [B, K, T, D] to the same.
+    """
+    b, t, c = x.shape
+
+    def norm(x, name):
+        scale, bias = layer[f"{name}_scale"], layer[f"{name}_bias"]
+        return layer_norm(x, scale, bias, epsilon)
+
+    def linear(x, name):
+        return x @ layer[name] + layer[f"{name}_bias"][None, None]
+
+    y = linear(norm(x, "norm1"), "qkv")
+    y = y.reshape(b, t, 3 * heads, c // heads).swapaxes(1, 2)
+    y = attention(*jnp.split(y, 3, axis=1)).swapaxes(1, 2)
+    x = x + linear(y.reshape(b, t, c), "attention_out")
+    y = nn.gelu(linear(norm(x, "norm2"), "fc1"), approximate=approximate)
+    return x + linear(y, "fc2")
 
 
 class Tower(nn.Module):
@@ -142,10 +172,12 @@ class Tower(nn.Module):
         patches = nn.Conv(
             c.width, (c.patch, c.patch), c.patch, padding="VALID", name="patch"
         )
-        places = self.param("positions", _init("positions"), (c.places**2, c.width))
+        places = self.param(
+            "positions", tower_init("positions"), (c.places**2, c.width)
+        )
         layers = {
-            name: self.param(name, _init(name), (c.depth, *shape))
-            for name, shape in tower_shapes(c).items()
+            name: self.param(name, tower_init(name), (c.depth, *shape))
+            for name, shape in tower_shapes(c.width, c.hidden).items()
         }
 
         x = patches(x)
@@ -154,27 +186,17 @@ class Tower(nn.Module):
         x = (x + places.astype(x.dtype)).reshape(b, h * w, c.width)
         visible = jnp.ones((1, h * w, h * w), bool)
 
-        def norm(x, layer, name):
-            scale, bias = layer[f"{name}_scale"], layer[f"{name}_bias"]
-            return layer_norm(x, scale, bias, c.norm_epsilon)
-
-        def linear(x, layer, name):
-            return x @ layer[name] + layer[f"{name}_bias"][None, None]
+        def attention(q, k, v):
+            return attend(q, k, v, visible)
 
         def body(x, layer):
-            y = linear(norm(x, layer, "norm1"), layer, "qkv")
-            y = y.reshape(b, h * w, 3 * c.heads, c.width // c.heads).swapaxes(1, 2)
-            q, k, v = jnp.split(y, 3, axis=1)
-            y = attend(q, k, v, visible).swapaxes(1, 2)
-            x = x + linear(y.reshape(b, h * w, c.width), layer, "attention_out")
-            y = nn.gelu(linear(norm(x, layer, "norm2"), layer, "fc1"), approximate=True)
-            return x + linear(y, layer, "fc2"), None
+            return tower_block(layer, x, attention, c.heads, c.norm_epsilon), None
 
         x, _ = jax.lax.scan(body, x, layers)
         if c.final_norm:
             ends = ("norm_scale", "norm_bias")
-            last = {name: self.param(name, _init(name), (c.width,)) for name in ends}
-            x = norm(x, last, "norm")
+            scale, bias = (self.param(x, tower_init(x), (c.width,)) for x in ends)
+            x = layer_norm(x, scale, bias, c.norm_epsilon)
         return x.reshape(b, h, w, c.width)
 
 
