@@ -146,7 +146,7 @@ def lpd_config(state_dict: Mapping[str, Tensor], heads: int | None = None) -> LP
       ValueError: the heads cannot be told, the grid is not square, or a tensor that
         tells something is missing.
     """
-    vocab, width = _shape(state_dict, "token_emb.weight")
+    vocab, width = shape_of(state_dict, "token_emb.weight")
     if heads is None and width not in LPD_SIZES:
         raise ValueError(f"no published size has width {width}: pass `heads`")
     layers = (key.split(".") for key in state_dict if key.startswith("blocks."))
@@ -155,11 +155,11 @@ def lpd_config(state_dict: Mapping[str, Tensor], heads: int | None = None) -> LP
         width=width,
         depth=1 + max((int(parts[1]) for parts in layers), default=-1),
         heads=heads or LPD_SIZES[width][1],
-        hidden=_shape(state_dict, "blocks.0.mlp.fc1.weight")[0],
-        grid=_square(_shape(state_dict, "pos_embed")[1] - 1),
+        hidden=shape_of(state_dict, "blocks.0.mlp.fc1.weight")[0],
+        grid=_square(shape_of(state_dict, "pos_embed")[1] - 1),
         prefix="class",
         prefix_length=1,
-        prefix_width=_shape(state_dict, "class_emb.weight")[0],
+        prefix_width=shape_of(state_dict, "class_emb.weight")[0],
     )
 
 
