@@ -49,7 +49,7 @@ def run(
         typer.Argument(
             metavar="PROMPTS",
             help="A file: CSV, TSV, JSON lines, COCO captions, or plain text, a prompt "
-            "a line; or a folder of .txt files.",
+            "a line; or a folder of .txt files; or emoji, the family's own captions.",
         ),
     ],
     out: Annotated[

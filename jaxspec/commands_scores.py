@@ -81,3 +81,132 @@ def _named(path: str, suffix: str) -> Path:
     if not Path(path).parent.is_dir():
         raise ValueError(f"cannot write {path}: there is no folder {Path(path).parent}")
     return Path(path)
+
+
+@app.command(
+    epilog="""\b
+Examples:
+  jaxspec evaluate score ar/ scd/
+  jaxspec evaluate score ar/ --metric fid --reference val2017/ --weights inception/
+  jaxspec evaluate score ar/ --metric geneval --import results.jsonl"""
+)
+def score(
+    runs: Runs,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="emoji, fid, clip, hpsv2, geneval or dpg; may be given several "
+            "times.  [default: emoji for that family]",
+        ),
+    ] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option(metavar="FOLDER", help="Of the real pictures, for fid."),
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE_OR_FOLDER",
+            help="The network's, already here; nothing is downloaded.",
+        ),
+    ] = None,
+    protocol: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Whose numbers to be comparable with: lantern (clean-fid) or sjd "
+            "(pytorch-fid), for fid and clip.  [default: lantern]",
+        ),
+    ] = None,
+    imported: Annotated[
+        str | None,
+        typer.Option(
+            "--import",
+            metavar="FILE",
+            help="What the official scorer wrote, for geneval and dpg.",
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Score too few pictures, too.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Score the pictures of runs, and keep the scores with them.
+
+    A score carries its network, the hash of its weights, resize filter, reference,
+    count and a bootstrap interval. Pictures that are missing are listed and shift
+    nothing. The runs' `scores.json` has all of it.
+    """
+    with one_line_errors(), one_line_warnings():
+        import json
+
+        from jaxspec.evaluation.results import read_results
+        from jaxspec.evaluation.scorers import Options, score_run
+        from jaxspec.evaluation.scores import scores_table, write_scores
+        from jaxspec.evaluation.tables import lines
+
+        options = Options(
+            reference=reference,
+            weights=weights,
+            protocol=protocol,
+            imported=imported,
+            force=force,
+        )
+        rows = []
+        for folder in runs:
+            results = read_results(folder)
+            found = score_run(results, metric or [], options)
+            write_scores(results.folder, found)
+            rows += [(folder, each) for each in found]
+        if as_json:
+            record = [{"run": run, **vars(each)} for run, each in rows]
+            typer.echo(json.dumps(record, indent=1, ensure_ascii=False))
+            return
+        for line in lines(scores_table(rows)):
+            typer.echo(line)
+        for folder in runs:
+            missing = {m for run, each in rows if run == folder for m in each.missing}
+            if missing:
+                some = ", ".join(sorted(missing)[:10]) + ", ..." * (len(missing) > 10)
+                typer.echo(f"{folder}: {len(missing)} pictures have no score: {some}")
+
+
+@app.command(
+    epilog="""\b
+Examples:
+  jaxspec evaluate compare ar/ scd/ zipar/
+  jaxspec evaluate compare ar/ scd/ --out compare.json"""
+)
+def compare(
+    runs: Runs,
+    out: Annotated[
+        str | None, typer.Option(metavar="FILE.json", help="Write all numbers, too.")
+    ] = None,
+    anyway: Annotated[
+        bool,
+        typer.Option(
+            "--anyway", help="Pair runs of different seeds or prompts by id, too."
+        ),
+    ] = False,
+) -> None:
+    """Compare runs with the first, picture by picture, with intervals.
+
+    A speed is only told beside quality: that both methods are exact, or a score that
+    both runs have. Pictures of batches in which something compiled are left out of it.
+    """
+    with one_line_errors(), one_line_warnings():
+        from jaxspec.checkpoints.writer import write_json
+        from jaxspec.evaluation import compare as comparing
+        from jaxspec.evaluation.compared import compared_table, notes
+        from jaxspec.evaluation.tables import lines, turned
+
+        record = comparing.compare(runs, anyway=anyway)
+        for line in lines(turned(compared_table(record))):
+            typer.echo(line)
+        typer.echo("")
+        for line in notes(record):
+            typer.echo(line)
+        if out is not None:
+            write_json(_named(out, ".json"), record)
+            typer.echo(f"wrote {out}")

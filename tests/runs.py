@@ -8,7 +8,9 @@ import numpy as np
 
 from jaxspec.decoding import ACCEPTED, BONUS, RESAMPLED, describe
 from jaxspec.evaluation import records
-from jaxspec.evaluation.records import Prompt, Run, Sample, Source
+from jaxspec.evaluation.prompts import source_of
+from jaxspec.evaluation.records import Prompt, Run, Sample
+from jaxspec.evaluation.scores import Score
 from jaxspec.figures import save_png
 from jaxspec.methods import AR
 
@@ -56,6 +58,7 @@ def made(
     missing: Collection[tuple[str, int]] = (),
     compiled: Collection[str] = (),
     settings: Mapping[str, Any] | None = None,
+    device: str = "cpu",
 ) -> Path:
     """Writes a run; `failed` and `missing` are of (prompt id, number)."""
     final, origin = cells()
@@ -65,7 +68,7 @@ def made(
         weights="0123456789ab",
         seed=seed,
         images=images,
-        prompts=Source("toy.txt", "abc", len(of)),
+        prompts=source_of("toy.txt", of),
         dtype="float32",
         version="0.0",
     )
@@ -106,7 +109,7 @@ def made(
                 stages={"pictures": 0.25},
                 batch=4,
                 compiled=prompt.id in compiled,
-                device="cpu",
+                device=device,
                 dtype="float32",
                 host="here",
             )
@@ -114,3 +117,19 @@ def made(
     lines = records.sample_lines(samples)
     (folder / records.SAMPLES / "one.jsonl").write_bytes(lines)
     return folder
+
+
+def score(name: str, values: Mapping[str, float], **about: str) -> Score:
+    """A score of pictures, its interval 0.05 to either side."""
+    value = float(np.mean(list(values.values())))
+    given = dict.fromkeys(("network", "weights", "resize", "reference", "protocol"), "")
+    return Score(
+        name,
+        value,
+        value - 0.05,
+        value + 0.05,
+        "higher",
+        len(values),
+        **(given | about),
+        values=dict(values),
+    )

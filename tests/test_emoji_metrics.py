@@ -7,7 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.emoji import data, efficientnet, metrics, minilm
+from experiments.emoji import data, metrics, minilm
+from jaxspec.evaluation import efficientnet, measures
 
 has_weights = all(
     importlib.util.find_spec(name) for name in (efficientnet.PACKAGE, minilm.PACKAGE)
@@ -106,13 +107,13 @@ def test_recall_by_hand_with_ties():
     )
     target = np.arange(4)
     np.testing.assert_allclose(
-        metrics.recall(similarity, target, 1), [1, 0, 1 / 3, 1 / 4]
+        measures.recall(similarity, target, 1), [1, 0, 1 / 3, 1 / 4]
     )
     np.testing.assert_allclose(
-        metrics.recall(similarity, target, 2), [1, 0, 2 / 3, 2 / 4]
+        measures.recall(similarity, target, 2), [1, 0, 2 / 3, 2 / 4]
     )
-    np.testing.assert_allclose(metrics.recall(similarity, target, 3), [1, 1, 1, 3 / 4])
-    np.testing.assert_allclose(metrics.recall(similarity, target, 9), 1)
+    np.testing.assert_allclose(measures.recall(similarity, target, 3), [1, 1, 1, 3 / 4])
+    np.testing.assert_allclose(measures.recall(similarity, target, 9), 1)
 
 
 def test_bootstrap_interval_covers_the_mean_as_often_as_it_says():

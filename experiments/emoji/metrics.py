@@ -29,64 +29,23 @@ distances are free of differences between the sets of captions.
 
 import os
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from experiments.emoji import efficientnet
 from experiments.emoji.data import Drawings
+from jaxspec.evaluation.intervals import Estimate, bootstrap
+from jaxspec.evaluation.measures import (
+    SIDE,
+    TextMatch,
+    features,
+    frechet,
+    kernel_distance,
+    matches,
+)
 
-SIDE = 128
 COMPONENTS = 64
 STRENGTHS = tuple(10.0 ** (i / 2) for i in range(-4, 4))
-
-
-class Estimate(NamedTuple):
-    """A mean over pictures, and its 95 % bootstrap interval."""
-
-    value: float
-    low: float
-    high: float
-
-
-@partial(jax.jit, static_argnames="side")
-def _features(images: jax.Array, side: int) -> jax.Array:
-    x = images.astype(jnp.float32)
-    if x.shape[1] != side:
-        x = jax.image.resize(x, (len(x), side, side, 3), "cubic").clip(0, 255)
-    return efficientnet.features(efficientnet.normalize(x))[0]
-
-
-def features(images: np.ndarray, batch: int = 32, side: int = SIDE) -> np.ndarray:
-    """Pooled features of pictures: float32 [N, 1280].
-
-    Args:
-      images: uint8 [N, H, W, 3], square. Those under `side` are enlarged to it with
-        Keys' cubic (a = -0.5) and clipped; larger ones are made smaller in the same
-        way, antialiased.
-      batch: pictures a compiled call; the last batch is filled up.
-      side: pixels.
-    """
-    if images.dtype != np.uint8:
-        raise TypeError(f"pictures must be uint8, not {images.dtype}")
-    parts = []
-    for i in range(0, len(images), batch):
-        part = images[i : i + batch]
-        filled = np.pad(part, [(0, batch - len(part)), (0, 0), (0, 0), (0, 0)])
-        parts.append(np.asarray(_features(filled, side))[: len(part)])
-    return np.concatenate(parts)
-
-
-def bootstrap(values: np.ndarray, resamples: int = 2000, seed: int = 0) -> Estimate:
-    """The mean of values [N] and its 95 % percentile interval, pictures resampled."""
-    rng = np.random.default_rng(seed)
-    means = values[rng.integers(0, len(values), (resamples, len(values)))].mean(1)
-    low, high = np.quantile(means, (0.025, 0.975))
-    return Estimate(float(values.mean()), float(low), float(high))
 
 
 def spread(values: list[float]) -> tuple[float, float]:
@@ -94,25 +53,6 @@ def spread(values: list[float]) -> tuple[float, float]:
     if len(values) < 2:
         raise ValueError(f"a spread needs at least two seeds, not {len(values)}")
     return float(np.mean(values)), float(np.std(values, ddof=1))
-
-
-def cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Cosine of each row of a [N, D] with each of b [C, D]: [N, C]."""
-    a, b = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (a, b))
-    return a @ b.T
-
-
-@dataclass(frozen=True)
-class TextMatch:
-    """The regression from picture features to text vectors."""
-
-    feature_mean: np.ndarray  # [F]
-    text_mean: np.ndarray  # [D]
-    weights: np.ndarray  # [F, D]
-
-    def similarity(self, x: np.ndarray, texts: np.ndarray) -> np.ndarray:
-        """Cosine of each picture [N, F] with each text vector [C, D]: [N, C]."""
-        return cosines((x - self.feature_mean) @ self.weights, texts - self.text_mean)
 
 
 def fit_text_match(
@@ -149,40 +89,6 @@ def fit_text_match(
     return fit(best), best
 
 
-def recall(similarity: np.ndarray, target: np.ndarray, k: int) -> np.ndarray:
-    """Chance of each row's target being among its k best: [N] in [0, 1].
-
-    Args:
-      similarity: [N, C].
-      target: the right column of each row, int [N].
-      k: at least 1.
-    """
-    own = np.take_along_axis(similarity, target[:, None], 1)
-    above, level = (similarity > own).sum(1), (similarity == own).sum(1)
-    return np.clip((k - above) / level, 0, 1)
-
-
-def matches(
-    match: TextMatch, x: np.ndarray, labels: np.ndarray, texts: np.ndarray
-) -> dict[str, np.ndarray]:
-    """R@1, R@5 and cosine of each picture with the label it was drawn from: [N].
-
-    Args:
-      match: the regression.
-      x: the pictures' features [N, F].
-      labels: their labels, str [N]; the distinct ones are the candidates.
-      texts: the labels' text vectors [N, D].
-    """
-    _, first, target = np.unique(labels, return_index=True, return_inverse=True)
-    similarity = match.similarity(x, texts[first])
-    own = np.take_along_axis(similarity, target[:, None], 1)[:, 0]
-    return {
-        "r1": recall(similarity, target, 1),
-        "r5": recall(similarity, target, 5),
-        "cosine": own,
-    }
-
-
 def text_match(
     match: TextMatch, x: np.ndarray, labels: np.ndarray, texts: np.ndarray
 ) -> dict[str, Estimate]:
@@ -195,81 +101,6 @@ def principal_axes(x: np.ndarray, count: int = COMPONENTS) -> np.ndarray:
     """The first principal axes of features [N, F]: [F, count], orthonormal."""
     x = x.astype(np.float64) - x.mean(0, dtype=np.float64)
     return np.linalg.eigh(x.T @ x)[1][:, ::-1][:, :count]
-
-
-def _root(matrix: np.ndarray) -> np.ndarray:
-    """The square root of a symmetric, positive semidefinite matrix."""
-    values, axes = np.linalg.eigh(matrix)
-    return (axes * np.sqrt(np.maximum(values, 0))) @ axes.T
-
-
-def frechet(a: np.ndarray, b: np.ndarray) -> float:
-    """Squared Frechet distance of normal distributions fitted to [N, D] and [M, D].
-
-    Raises:
-      ValueError: a set has no more rows than dimensions: its covariance is singular,
-        so the distance is mostly bias.
-    """
-    a, b = a.astype(np.float64), b.astype(np.float64)
-    rows, dims = min(len(a), len(b)), a.shape[1]
-    if rows <= dims:
-        raise ValueError(
-            f"{rows} pictures are too few for a Frechet distance in {dims} "
-            "dimensions; project the features on fewer principal axes"
-        )
-    root, other = _root(np.cov(a.T).reshape(dims, dims)), np.cov(b.T)
-    cross = np.linalg.eigvalsh(root @ other.reshape(dims, dims) @ root)
-    traces = a.var(0, ddof=1).sum() + b.var(0, ddof=1).sum()
-    shift = np.square(a.mean(0) - b.mean(0)).sum()
-    return float(shift + traces - 2 * np.sqrt(np.maximum(cross, 0)).sum())
-
-
-def _mean_off_diagonal(matrix: np.ndarray) -> float:
-    rows = len(matrix)
-    return float((matrix.sum() - np.trace(matrix)) / (rows * (rows - 1)))
-
-
-def kernel_distance(
-    a: np.ndarray, b: np.ndarray, size: int = 50, rounds: int = 20, seed: int = 0
-) -> tuple[float, float]:
-    """KID of two sets of features, and its standard error.
-
-    Row i of one set is never compared with row i of the other, so that the estimate
-    is unbiased for pairs (pictures of the same captions) as for independent sets. It
-    can be negative.
-
-    Args:
-      a, b: [N, F].
-      size: of the subsets that give the error.
-      rounds: of random division into subsets.
-      seed: of these divisions.
-
-    Returns:
-      The distance over all rows, and the standard error of the mean over disjoint
-      subsets of `size`, their variance pooled over `rounds` divisions. For nearly equal
-      distributions that error errs on the large side.
-    """
-    if a.shape != b.shape or len(a) < 2 * size:
-        raise ValueError(
-            f"KID needs two sets of one shape and at least {2 * size} rows, not "
-            f"{a.shape} and {b.shape}"
-        )
-
-    def kernel(x, y):
-        return (x @ y.T / x.shape[1] + 1) ** 3
-
-    a, b = a.astype(np.float64), b.astype(np.float64)
-    across = kernel(a, b)
-    terms = kernel(a, a) + kernel(b, b) - across - across.T
-    subsets = len(a) // size
-    rng = np.random.default_rng(seed)
-    variances = []
-    for _ in range(rounds):
-        parts = rng.permutation(len(a))[: subsets * size].reshape(subsets, size)
-        values = [_mean_off_diagonal(terms[np.ix_(i, i)]) for i in parts]
-        variances.append(np.var(values, ddof=1))
-    error = np.sqrt(np.mean(variances) / subsets)
-    return _mean_off_diagonal(terms), float(error)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from experiments.emoji import efficientnet
 from experiments.emoji.data import Drawings
+from jaxspec.evaluation import efficientnet
 from jaxspec.models.vq import VQ, VQConfig, from_uint8, unit
 from jaxspec.training import TrainState, fit
 

@@ -39,3 +39,8 @@ def ratio(
     ratios = above[rows].sum(1)[sums != 0] / sums[sums != 0]
     low, high = np.quantile(ratios, (0.025, 0.975))
     return Estimate(float(above.sum() / below.sum()), float(low), float(high))
+
+
+def normal(value: float, error: float) -> Estimate:
+    """A value and its 95 % interval, of a standard error."""
+    return Estimate(value, value - 1.96 * error, value + 1.96 * error)

@@ -1,6 +1,7 @@
 """Prompt sets in the forms that they are published in, with ids that stay.
 
-What a file is, is seen from its content:
+`emoji` is the captions that the emoji family is scored on. What a file is, is seen from
+its content:
 
     a folder of .txt files    DPG-Bench; a file is a prompt, its name the id
     JSON with "annotations"   COCO captions; an image is a prompt, its longest caption
@@ -27,6 +28,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from jaxspec.checkpoints.folder import FAMILIES
 from jaxspec.evaluation.records import Prompt, Source
 
 # What the parts of a prompt are called, in lower letters.
@@ -38,13 +40,16 @@ Rows = Iterator[tuple[str, Prompt]]  # where it stands, such as "line 3"; "" is 
 
 
 def load_prompts(path: str | os.PathLike) -> list[Prompt]:
-    """All prompts of a file or folder.
+    """All prompts of a file or folder, or those that a packaged family is scored on.
 
     Raises:
       FileNotFoundError: there is none.
       ValueError: a line is not what the file seemed to hold; no prompt is left out.
     """
     path = Path(path)
+    own = FAMILIES / path / "captions.tsv"
+    if not path.exists() and str(path) == path.name and own.is_file():
+        path = own
     if path.is_dir():
         return _identified(path, _folder(path))
     try:

@@ -5,7 +5,6 @@ import datetime
 import io
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -15,16 +14,12 @@ from PIL import Image, ImageDraw
 
 import jaxspec
 from jaxspec.decoding import ACCEPTED
-from jaxspec.evaluation.counts import counts
-from jaxspec.evaluation.intervals import Estimate
+from jaxspec.evaluation.compared import pooled
 from jaxspec.evaluation.results import (
     Place,
-    Results,
-    guarantee,
-    labels,
-    read_results,
 )
-from jaxspec.evaluation.scores import Score, read_scores
+from jaxspec.evaluation.runs import Shown, shown
+from jaxspec.evaluation.scores import Score
 from jaxspec.evaluation.tables import Row, Table, interval, table, told
 from jaxspec.figures import atomically, labelled_grid, plain_font, save_png
 from jaxspec.maps import ORIGINS, SCALE
@@ -42,47 +37,6 @@ _FORMS = (
     (192, 70),
     (128, 60),
 )
-
-
-@dataclass(frozen=True)
-class Shown:
-    """What a report tells of a run."""
-
-    name: str
-    results: Results
-    counts: dict[str, Any]
-    scores: dict[str, Score]
-
-    @property
-    def method(self) -> dict[str, Any]:
-        return self.results.run.settings["method"]
-
-    @property
-    def guarantee(self) -> str:
-        return guarantee(self.method)
-
-    @property
-    def judged(self) -> bool:
-        """Whether something is known of its quality, so that its speed may be told."""
-        return self.guarantee == "exact" or bool(self.scores)
-
-
-def shown(folders: Sequence[str | Path]) -> list[Shown]:
-    """The runs of some folders, with names that tell them apart.
-
-    Raises:
-      ValueError: a folder is given twice, or one is damaged or has no picture.
-      FileNotFoundError: one holds no run.
-    """
-    paths = [Path(folder).resolve() for folder in folders]
-    for path in paths:
-        if paths.count(path) > 1:
-            raise ValueError(f"{path.name} is given twice")
-    found = [read_results(folder) for folder in folders]
-    return [
-        Shown(name, results, counts(results), read_scores(results.folder))
-        for name, results in zip(labels(found), found, strict=True)
-    ]
 
 
 def write_report(
@@ -358,22 +312,14 @@ def _runs_table(runs: list[Shown]) -> Table:
                     [run.name, run.guarantee],
                     [told(found["pictures"], 1), ", ".join(gaps)],
                     [told(found["passes"]), interval(found["passes"])],
-                    _both(found["cells_per_pass"]),
-                    _both(found["acceptance"], 100, " %"),
+                    pooled(found["cells_per_pass"]),
+                    pooled(found["acceptance"], 100, " %"),
                     _time(run),
                     *[_score(run.scores.get(name)) for name in names],
                 ]
             }
         )
     return table([*columns, *names], rows)
-
-
-def _both(ratios: dict[str, Estimate] | None, times: float = 1, unit: str = ""):
-    """Pooled, and the mean of the pictures' own beneath it."""
-    if ratios is None:
-        return ["", ""]
-    value, each = ratios["pooled"].value * times, ratios["mean"].value * times
-    return [f"{told(value)}{unit}", f"mean {told(each)}{unit}"]
 
 
 def _time(run: Shown) -> list[str]:

@@ -1,7 +1,7 @@
 """What a run has drawn, as its folder says: complete, partial or with failures."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -98,6 +98,22 @@ class Results:
                 h, w = record["tokens"].shape
                 return int(h), int(w)
         return None
+
+
+def features_of(
+    results: Results,
+    places: Sequence[Place],
+    features: Callable[[np.ndarray], np.ndarray],
+    batch: int = 64,
+) -> np.ndarray:
+    """Features [N, F] of pictures, read `batch` at a time and given as [n, H, W, 3].
+
+    Raises:
+      ValueError: a picture is damaged.
+    """
+    parts = [places[i : i + batch] for i in range(0, len(places), batch)]
+    read = lambda part: np.stack([results.image(place) for place in part])
+    return np.concatenate([features(read(part)) for part in parts])
 
 
 def read_results(folder: str | os.PathLike) -> Results:

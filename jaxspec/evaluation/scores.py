@@ -6,12 +6,17 @@ the place of the old one.
 
 import dataclasses
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxspec.evaluation.results import Place
+import numpy as np
+
+from jaxspec.evaluation.counts import by_prompt
+from jaxspec.evaluation.intervals import bootstrap
+from jaxspec.evaluation.results import Place, Results
+from jaxspec.evaluation.tables import Row, Table, interval, table, told
 from jaxspec.figures import atomically
 
 SCORES = "scores.json"
@@ -64,6 +69,41 @@ def picture(place: Place) -> str:
     return f"{place[0]}/{place[1]}"
 
 
+def of_pictures(
+    results: Results, name: str, values: dict[Place, float], **about: Any
+) -> Score:
+    """The mean of values of pictures, with an interval over prompts."""
+    value, low, high = bootstrap(np.array(list(by_prompt(values).values())))
+    return Score(
+        name=name,
+        value=value,
+        low=low,
+        high=high,
+        count=len(values),
+        missing=not_scored(results, values),
+        values={picture(place): number for place, number in values.items()},
+        **about,
+    )
+
+
+def not_scored(results: Results, scored: Collection[Place]) -> list[str]:
+    """The pictures that a run should have and that have no score."""
+    return [picture(place) for place in results.places if place not in scored]
+
+
+def check_count(what: str, results: Results, count: int, least: int, force: bool):
+    """Refuses a score of too few pictures.
+
+    Raises:
+      ValueError: there are fewer than `least`, and `force` is not set.
+    """
+    if count < least and not force:
+        raise ValueError(
+            f"{what} needs {least:,} pictures or more, and {results.folder} has "
+            f"{count:,}: draw more, or force it, though the number will say little"
+        )
+
+
 def read_scores(folder: Path) -> dict[str, Score]:
     """The scores of a run by name; none if it has not been scored.
 
@@ -93,3 +133,24 @@ def write_scores(folder: Path, scores: Iterable[Score]) -> dict[str, Score]:
         text = json.dumps(record, indent=1, ensure_ascii=False)
         draft.write_text(text + "\n", encoding="utf8")
     return known
+
+
+def scores_table(rows: Iterable[tuple[str, Score]]) -> Table:
+    """Scores of runs as a table, by the run's name."""
+    cells: list[Row] = [
+        {
+            "cells": [
+                run,
+                each.name,
+                [told(each.value), interval((each.value, each.low, each.high))],
+                each.better,
+                f"{each.count:,}",
+                each.protocol,
+                f"{each.network} {each.weights[:12]}".strip(),
+                each.reference,
+            ]
+        }
+        for run, each in rows
+    ]
+    heads = ("run", "score", "value", "better", "pictures", "protocol")
+    return table([*heads, "network", "reference"], cells, numbers=False)

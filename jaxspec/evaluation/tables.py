@@ -31,6 +31,18 @@ def table(names: Sequence[str], rows: Sequence[Row], numbers: bool = True) -> Ta
     return {"columns": columns, "rows": list(rows)}
 
 
+def turned(content: Table) -> Table:
+    """The table with its columns as rows, which is narrower where rows are few."""
+    _, *rest = (column["name"] for column in content["columns"])
+    columns = zip(*[row["cells"] for row in content["rows"]], strict=True)
+    first, *others = [list(column) for column in columns]
+    names = [_beside(cell) for cell in first]
+    rows: list[Row] = [
+        {"cells": [name, *cells]} for name, cells in zip(rest, others, strict=True)
+    ]
+    return table(["", *names], rows, numbers=False)
+
+
 def told(x: Estimate | Sequence | float | None, digits: int = 3) -> str:
     """A number, or the value of an estimate, with about as many digits; "" for None."""
     if x is None:

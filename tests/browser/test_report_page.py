@@ -9,21 +9,12 @@ import pytest
 from PIL import Image
 from playwright.sync_api import expect, sync_playwright
 
-from jaxspec.evaluation.intervals import Estimate
 from jaxspec.evaluation.report import write_report
-from jaxspec.evaluation.scores import Score, write_scores
+from jaxspec.evaluation.scores import write_scores
 from jaxspec.methods import MuLo
 from tests import runs
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
-
-
-def score(value):
-    low, high = value - 0.05, value + 0.05
-    about = dict.fromkeys(
-        ("network", "weights", "resize", "reference", "protocol"), "x"
-    )
-    return Score("R@5", *Estimate(value, low, high), "higher", 4, **about)
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +32,8 @@ def report(tmp_path_factory):
         failed={("p1", 0): "FloatingPointError: pass 3"},
         missing=[("p3", 1)],
     )
-    write_scores(first, [score(0.5)])
-    write_scores(second, [score(0.4)])
+    write_scores(first, [runs.score("R@5", {"p0/0": 0.5})])
+    write_scores(second, [runs.score("R@5", {"p0/0": 0.4})])
     write_report([first, second], folder / "report.html")
     return folder / "report.html"
 

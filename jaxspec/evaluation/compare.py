@@ -1,0 +1,217 @@
+"""Runs paired picture by picture: what one takes less, and what that costs in quality.
+
+Every run is compared with the first. Pictures are paired by prompt id and number, and
+only pairs count. Differences are means over prompts, ratios are ratios of sums, both
+with 95 % bootstrap intervals over prompts.
+
+A speed is told only beside what is known of quality: both methods are exact, or a score
+was measured of both runs in the same way. It is also told only of equal devices, batch
+sizes and types, over pictures in whose batches nothing compiled.
+"""
+
+import dataclasses
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxspec.evaluation.counts import by_prompt, passes, seconds
+from jaxspec.evaluation.intervals import bootstrap, ratio
+from jaxspec.evaluation.records import Sample
+from jaxspec.evaluation.results import Place, Results
+from jaxspec.evaluation.runs import Shown, shown
+from jaxspec.evaluation.scores import Score, picture
+
+# Settings that two runs must share to be paired, and to be told apart only by method.
+_MUST = ("seed", "prompts.sha256", "images")
+
+
+def compare(folders: Sequence[str | Path], *, anyway: bool = False) -> dict[str, Any]:
+    """Compares runs with the first of them.
+
+    Args:
+      folders: of two runs or more.
+      anyway: pairs runs of different seeds, prompts or numbers of pictures, too.
+
+    Returns:
+      As JSON takes it: `base`, the first run's name; `runs`, of each its `name`,
+      `guarantee`, `counts` (see `jaxspec.evaluation.counts`) and, but for the first,
+      `paired` (see `paired`).
+
+    Raises:
+      ValueError: there is one run only; runs are not to be paired; nothing pairs.
+      FileNotFoundError: a folder holds no run.
+    """
+    if len(folders) < 2:
+        raise ValueError("comparing takes two runs or more")
+    base, *others = shown(folders)
+    for other in others:
+        _check_pairable(base, other, anyway)
+    return {
+        "base": base.name,
+        "runs": [
+            _about(base),
+            *[_about(other) | {"paired": paired(base, other)} for other in others],
+        ],
+    }
+
+
+def paired(base: Shown, other: Shown) -> dict[str, Any]:
+    """A run beside the base, over the pictures that both have.
+
+    Returns:
+      `pictures` and `prompts` that pair, `left_out` that only one run has; `settings`
+      that differ besides the method; `passes_difference` and `fewer_passes`, the base's
+      passes over the run's; `equal_tokens`, the share of pictures that are the same,
+      code by code; `scores`, of each that both have; `speed`, the base's time over the
+      run's, or None, and then `withheld` says why. Estimates are [value, low, high].
+
+    Raises:
+      ValueError: no picture pairs.
+    """
+    ours, theirs = base.results, other.results
+    places = [place for place in ours.drawn if place in theirs.drawn]
+    if not places:
+        raise ValueError(f"{base.name} and {other.name} have no picture in common")
+    scores = _scores(base, other, places)
+    withheld = _withheld(base, other, scores)
+    timed = [
+        place
+        for place in places
+        if seconds(ours.drawn[place]) and seconds(theirs.drawn[place])
+    ]
+    if withheld is None and not timed:
+        withheld = "no pair was timed in batches in which nothing compiled"
+    took = lambda results, of, over: _by_prompt(results, of, over)
+    return {
+        "pictures": len(places),
+        "prompts": len({prompt for prompt, _ in places}),
+        "left_out": sorted(
+            picture(place) for place in set(ours.drawn) ^ set(theirs.drawn)
+        ),
+        "settings": _differing(ours, theirs),
+        "passes_difference": bootstrap(
+            took(theirs, passes, places) - took(ours, passes, places)
+        ),
+        "fewer_passes": ratio(took(ours, passes, places), took(theirs, passes, places)),
+        "equal_tokens": _equal_tokens(ours, theirs, places),
+        "scores": scores,
+        "speed": None
+        if withheld
+        else ratio(took(ours, seconds, timed), took(theirs, seconds, timed)),
+        "timed": len(timed),
+        "withheld": withheld,
+    }
+
+
+def _about(run: Shown) -> dict[str, Any]:
+    return {"name": run.name, "guarantee": run.guarantee, "counts": run.counts}
+
+
+def _check_pairable(base: Shown, other: Shown, anyway: bool) -> None:
+    known = {p.id: p.text for p in base.results.prompts}
+    for prompt in other.results.prompts:
+        if known.get(prompt.id, prompt.text) != prompt.text:
+            raise ValueError(
+                f"prompt {prompt.id!r} is {known[prompt.id]!r} in {base.name} and "
+                f"{prompt.text!r} in {other.name}: they cannot be paired"
+            )
+    ours, theirs = _settings(base.results), _settings(other.results)
+    for name in _MUST:
+        if ours[name] != theirs[name] and not anyway:
+            what = {"prompts.sha256": "prompts", "images": "pictures a prompt"}
+            raise ValueError(
+                f"{base.name} and {other.name} have other {what.get(name, name + 's')}"
+                + f" ({ours[name]} and {theirs[name]})" * (name != "prompts.sha256")
+                + ": what is left would be paired anyway, if told so with --anyway"
+            )
+
+
+def _settings(results: Results) -> dict[str, Any]:
+    run = dataclasses.asdict(results.run)
+    own = {f"settings.{k}": v for k, v in run["settings"].items() if k != "method"}
+    rest = {k: run[k] for k in ("seed", "images", "weights", "dtype")}
+    return own | rest | {"prompts.sha256": run["prompts"]["sha256"]}
+
+
+def _differing(ours: Results, theirs: Results) -> list[str]:
+    a, b = _settings(ours), _settings(theirs)
+    return [
+        f"{name.removeprefix('settings.')}: {a.get(name)} -> {b.get(name)}"
+        for name in dict.fromkeys([*a, *b])
+        if a.get(name) != b.get(name)
+    ]
+
+
+def _by_prompt(
+    results: Results, of: Callable[[Sample], float | None], places: Collection[Place]
+) -> np.ndarray:
+    """The mean of each prompt's pictures, in the order of the places."""
+    values = {place: float(of(results.drawn[place]) or 0) for place in places}
+    return np.array(list(by_prompt(values).values()))
+
+
+def _equal_tokens(
+    ours: Results, theirs: Results, places: Sequence[Place]
+) -> float | None:
+    """The share of pictures with the same codes; None if they were not kept."""
+    equal = []
+    for place in places:
+        a, b = ours.record(place), theirs.record(place)
+        if a is None or b is None or a["tokens"].shape != b["tokens"].shape:
+            return None
+        equal.append(np.array_equal(a["tokens"], b["tokens"]))
+    return float(np.mean(equal))
+
+
+def _scores(
+    base: Shown, other: Shown, places: Sequence[Place]
+) -> dict[str, dict[str, Any]]:
+    """Both values of each score that both runs have, and the paired difference."""
+    return {
+        name: _score(score, other.scores[name], places)
+        for name, score in base.scores.items()
+        if name in other.scores
+    }
+
+
+def _score(ours: Score, theirs: Score, places: Sequence[Place]) -> dict[str, Any]:
+    """Set measures have no difference of pictures; other protocols are not compared."""
+    differing = [k for k, v in ours.about().items() if theirs.about()[k] != v]
+    if differing:
+        return {"not_compared": f"measured with another {' and '.join(differing)}"}
+    out: dict[str, Any] = {
+        "better": ours.better,
+        "base": (ours.value, ours.low, ours.high),
+        "run": (theirs.value, theirs.low, theirs.high),
+        "difference": None,
+    }
+    common = [
+        place
+        for place in places
+        if picture(place) in ours.values and picture(place) in theirs.values
+    ]
+    if common:
+        difference = {
+            place: theirs.values[picture(place)] - ours.values[picture(place)]
+            for place in common
+        }
+        out["difference"] = bootstrap(np.array(list(by_prompt(difference).values())))
+    return out
+
+
+def _withheld(base: Shown, other: Shown, scores: dict[str, Any]) -> str | None:
+    """Why no speed is told; None if it may be."""
+    exact = base.guarantee == other.guarantee == "exact"
+    if not exact and all("not_compared" in score for score in scores.values()):
+        return (
+            "a biased method's speed says nothing without its quality: "
+            "`jaxspec evaluate score` both runs in the same way"
+        )
+    for what in ("device", "batch", "dtype"):
+        ours, theirs = base.counts[what], other.counts[what]
+        if ours != theirs:
+            told_ = ", ".join(ours) or "unknown", ", ".join(theirs) or "unknown"
+            return f"not the same {what}: {told_[0]} and {told_[1]}"
+    return None
