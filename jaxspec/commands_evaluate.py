@@ -140,7 +140,7 @@ def run(
     typer.echo(f"drew {status.drawn:,} pictures into {out}{there}")
     if status.warned:
         typer.echo(
-            f"{status.warned:,} of prompts that were not read as they stand: "
+            f"{status.warned:,} are of prompts that were not read as they stand: "
             f'"warnings" in {out}/samples says how'
         )
     if status.failed:

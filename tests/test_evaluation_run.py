@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 import jaxspec
 from jaxspec.cli import app
+from jaxspec.decoding import ACCEPTED, BONUS, RESAMPLED
 from jaxspec.evaluation import intact, read_prompts, read_run, read_samples
 from jaxspec.evaluation.prompts import load_prompts, source_of
 from jaxspec.evaluation.records import sample_lines
@@ -121,6 +122,25 @@ def test_samples_are_those_of_generate(recipe, whole):
     assert len(samples) == 20 and len(files(whole)) == 2 * 20 + 3
     assert samples[first, 0, 0].compiled
     assert not samples[read_prompts(whole)[9].id, 1, 0].compiled
+
+
+def test_counts_are_those_of_the_decoder(tmp_path):
+    """Of a method whose passes depend on the picture; a row fills the batch."""
+    method, texts = jaxspec.SJD(2), ["red heart", "blue tree", "café"]
+    recipe = Recipe.create(toy.family(), size=8, method=method)
+    drawn(recipe, tmp_path, texts, seed=5)
+    out = jaxspec.generate(toy.family(), texts, size=8, method=method, seed=5)
+    counts = {"accepted": ACCEPTED, "resampled": RESAMPLED, "bonus": BONUS}
+    samples = read_samples(tmp_path / "run")
+    for i, prompt in enumerate(read_prompts(tmp_path / "run")):
+        sample = samples[prompt.id, 0, 5]
+        for name in ("target_passes", "prefill_passes", "draft_passes", "drafted"):
+            assert getattr(sample, name) == getattr(out.stats, name)[i]
+        for name, origin in counts.items():
+            assert getattr(sample, name) == np.sum(out.stats.origin[i] == origin)
+        with np.load(tmp_path / "run" / sample.record) as record:
+            np.testing.assert_array_equal(record["origin"], out.stats.origin[i])
+    assert sum(s.drafted for s in samples.values()) > 0
 
 
 def test_three_shards_draw_exactly_what_one_does(recipe, whole, tmp_path):
@@ -395,7 +415,7 @@ def test_the_command(monkeypatch, tmp_path, recipe, whole):
     settings = ("p.txt", "--out", "r", "--batch-size", "4", "--limit", "4")
     said = command(*settings, "--format", "webp", code=1)
     assert said.stdout.splitlines()[0] == "drew 3 pictures into r"
-    assert said.stdout.splitlines()[1].startswith("1 of prompts that were not read")
+    assert said.stdout.splitlines()[1].startswith("1 are of prompts that were not")
     assert (
         said.stderr.startswith("error: 1 pictures failed")
         and len(read_prompts("r")) == 4
