@@ -10,6 +10,7 @@ import sys
 import warnings
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -236,6 +237,15 @@ def test_a_full_disk_is_one_line_and_what_is_there_is_whole(
     assert drawn(recipe, tmp_path).there == BATCH and len(hashes(run)) == 10
 
 
+def test_a_device_without_room_stops_the_run_and_says_so(recipe, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\n of 9 GB")
+
+    monkeypatch.setattr(Recipe, "decode", full)
+    with pytest.raises(MemoryError, match="no room for a batch of 4: take a smaller"):
+        drawn(recipe, tmp_path)
+
+
 def test_lines_are_all_added_or_none(whole):
     class Full:
         """A file with room for 100 bytes more."""
@@ -364,13 +374,18 @@ def test_a_run_without_samples_binds_no_one(recipe, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="drafter"):
         drawn(recipe, tmp_path, seed=1)
     monkeypatch.undo()
+    (tmp_path / "run/.0123.tmp").touch()  # of a process that was killed
     assert drawn(recipe, tmp_path, TEXTS[:4], seed=2).drawn == 4
+    assert ".0123.tmp" not in files(tmp_path / "run")
     assert read_run(tmp_path / "run").seed == 2
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/notes.txt").touch()
     prompts, source = prompts_of(tmp_path)
     with pytest.raises(ValueError, match="is not empty and holds no run.json"):
         draw(recipe, prompts, tmp_path / "mine", source=source)
+    for twice in (prompts[:1] * 2, [dataclasses.replace(prompts[0], id="")]):
+        with pytest.raises(ValueError, match="must have its own id: . have '"):
+            draw(recipe, twice, tmp_path / "new", source=source)
 
 
 def test_a_shard_is_drawn_by_one_process_at_a_time(recipe, whole):

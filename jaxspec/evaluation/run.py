@@ -7,6 +7,7 @@ the batch in flight is lost.
 
 import hashlib
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -119,7 +120,7 @@ def draw(
 
     Raises:
       ValueError: the folder has other settings, or another process draws this share;
-        or a setting is not usable.
+        or a setting or an id is not usable.
       OSError: the folder cannot be written; what is in it is whole.
       MemoryError: the device has no room for a batch.
     """
@@ -128,6 +129,7 @@ def draw(
     batch_size = whole_number("batch_size", batch_size, 1)
     if format not in SAVE:
         raise ValueError(f"format must be {' or '.join(SAVE)}, not {format!r}")
+    _check_ids(prompts)
     own, which, shards = shard(prompts, part)
     weights = recipe.params.params
     run = Run(
@@ -168,6 +170,15 @@ def draw(
             status = _counted(status, samples, time.perf_counter() - began)
             progress(status)
     return status
+
+
+def _check_ids(prompts: Sequence[Prompt]) -> None:
+    """Raises ValueError for prompts whose files could not be told apart."""
+    for name, count in Counter(prompt.id for prompt in prompts).items():
+        if not name or count > 1:
+            raise ValueError(
+                f"every prompt must have its own id: {count} have {name!r}"
+            )
 
 
 def weights_hash(weights: Any) -> str:

@@ -127,6 +127,7 @@ def _held(folder: Path) -> list[str]:
 
 def _set_up(folder: Path, run: Run, prompts: Sequence[Prompt]) -> None:
     """Makes the folder that of the run; raises ValueError if it is another's."""
+    _remove_drafts(folder)
     try:
         there = read_run(folder)
     except FileNotFoundError:
@@ -159,5 +160,9 @@ def _end_line(file: IO[bytes]) -> None:
 def remove_drafts(folder: Path, prompt: Prompt) -> None:
     """Removes what a killed process left of a prompt's files."""
     for kind in (IMAGES, RECORDS):
-        for draft in (folder / kind / place(prompt.id)).glob(f".*{DRAFT}"):
-            draft.unlink(missing_ok=True)
+        _remove_drafts(folder / kind / place(prompt.id))
+
+
+def _remove_drafts(folder: Path) -> None:
+    for draft in folder.glob(f".*{DRAFT}"):
+        draft.unlink(missing_ok=True)
