@@ -21,6 +21,7 @@ from jaxspec import (
     commands_checkpoints,
     commands_evaluate,
     commands_parity,
+    commands_plan,
     commands_scores,
 )
 from jaxspec.command_options import (
@@ -60,6 +61,7 @@ evaluate.add_typer(commands_evaluate.app)
 evaluate.add_typer(commands_scores.app)
 app.add_typer(commands_checkpoints.app)
 app.add_typer(commands_parity.app)
+app.add_typer(commands_plan.app)
 app.add_typer(evaluate)
 
 

@@ -20,7 +20,7 @@ from jaxspec.pipeline import Pipeline, Prompts
 from jaxspec.recipe import Progress, Recipe, faults, filled, whole_number
 from jaxspec.sampling import image_keys
 
-PICTURES = 32  # made of tokens at once, at most
+PIXELS = 2**21  # made of tokens at once, at most: 32 pictures of 256 px
 
 
 @dataclass(frozen=True)
@@ -298,12 +298,21 @@ def decode_tokens(params: Pipeline, tokens: ArrayLike) -> np.ndarray:
     tokens = np.asarray(tokens)
     if tokens.ndim != 3 or not tokens.size:
         raise ValueError(f"tokens must be grids [n, h, w], not {list(tokens.shape)}")
-    n = len(tokens)
+    n, cells = len(tokens), tokens[0].size
+    most = at_once(cells * params.config.vq.factor**2)
     parts = [
-        params.images(tokens[filled(np.arange(i, min(i + PICTURES, n)))])
-        for i in range(0, n, PICTURES)
+        params.images(tokens[filled(np.arange(i, min(i + most, n)))])
+        for i in range(0, n, most)
     ]
-    return np.concatenate([p[: n - PICTURES * i] for i, p in enumerate(parts)])
+    return np.concatenate([p[: n - most * i] for i, p in enumerate(parts)])
+
+
+def at_once(pixels: int) -> int:
+    """How many pictures of so many pixels are made of tokens at once: a power of 2.
+
+    The tokenizer's decoder holds hundreds of numbers a pixel.
+    """
+    return 1 << (max(1, PIXELS // pixels).bit_length() - 1)
 
 
 def _offset(progress: Progress | None, first: int, images: int) -> Progress | None:

@@ -124,11 +124,11 @@ def write(
     _check(model, prompts, keys, sampling, grammar, repetition_penalty)
     tokens, seen = left_padded(prompts)
     params = unstacked(model.config, params)
-    written = _write(
+    out = written(
         model, grammar, params, tokens, seen, keys, sampling, repetition_penalty
     )
     names = range(len(prompts)) if names is None else names
-    finite, found = np.asarray(written.finite), np.asarray(written.found).tolist()
+    finite, found = np.asarray(out.finite), np.asarray(out.found).tolist()
     bad = list(dict.fromkeys(names[i] for i in np.flatnonzero(~finite)))
     if bad:
         raise FloatingPointError(
@@ -142,7 +142,7 @@ def write(
             "image tokens; the rest is code 0",
             stacklevel=2,
         )
-    return written
+    return out
 
 
 def _check(model, prompts, keys, sampling, grammar, penalty) -> None:
@@ -183,7 +183,7 @@ class _State:
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _write(
+def written(
     model: Llama,
     grammar: Grammar,
     params: Any,
@@ -193,6 +193,7 @@ def _write(
     sampling: Sampling,
     penalty: jax.Array | None,
 ) -> Written:
+    """The program of `write`: prompts [B, T] as `left_padded` makes them."""
     b, t = prompt.shape
     steps, rows = grammar.steps, jnp.arange(b)
     apply: Any = partial(model.apply, params)

@@ -113,6 +113,23 @@ class PipelineConfig:
             known = " or ".join(_TO_UINT8)
             raise ValueError(f"pixels must be {known}, not {self.pixels!r}")
 
+    def reading(self, **options) -> "PipelineConfig":
+        """The same family, told to read in another way, such as `scale=1` for Tar.
+
+        Raises:
+          ValueError: the family has no such option, or not of that value.
+        """
+        for name in options:
+            if name not in self.text.options:
+                known = ", ".join(self.text.options) or "none"
+                raise ValueError(
+                    f"{self.name} has no option {name!r}; its options: {known}"
+                )
+        if not options:
+            return self
+        changed: Any = replace(self.text, **options)  # ty: ignore[invalid-argument-type]
+        return replace(self, text=changed)
+
     @property
     def sizes(self) -> tuple[int, ...]:
         return tuple(size for size, _ in self.decoders)
@@ -146,22 +163,12 @@ class Pipeline:
     config: PipelineConfig = field(metadata={"static": True})
 
     def reading(self, **options) -> "Pipeline":
-        """The same family, told to read in another way, such as `scale=1` for Tar.
+        """The same family, told to read in another way (see `PipelineConfig.reading`).
 
         Raises:
           ValueError: the family has no such option, or not of that value.
         """
-        text = self.config.text
-        for name in options:
-            if name not in text.options:
-                known = ", ".join(text.options) or "none"
-                raise ValueError(
-                    f"{self.config.name} has no option {name!r}; its options: {known}"
-                )
-        if not options:
-            return self
-        changed: Any = replace(text, **options)  # ty: ignore[invalid-argument-type]
-        return replace(self, config=replace(self.config, text=changed))
+        return replace(self, config=self.config.reading(**options))
 
     def ask(self, prompts: Prompts | None = None, **start) -> Asked:
         """What prompts ask for, or what is given in their place; computes nothing.
@@ -321,7 +328,7 @@ class Pipeline:
                 f"codes 0 to {codes - 1}"
             )
         config = self.config
-        return np.asarray(_images(config.vq, config.pixels, self.params["vq"], tokens))
+        return np.asarray(pictures(config.vq, config.pixels, self.params["vq"], tokens))
 
     def encode(self, images: np.ndarray) -> np.ndarray:
         """Code grids int32 [B, h, w] of pictures uint8 [B, H, W, 3].
@@ -406,9 +413,10 @@ def _shortened(
 
 
 @jax.jit(static_argnums=(0, 1))
-def _images(
+def pictures(
     config: VQConfig, pixels: Bytes, params: Any, tokens: jax.Array
 ) -> jax.Array:
+    """Pictures uint8 of code grids [B, h, w], which are not checked."""
     images: Any = VQ(config).apply(params, tokens, method="decode")
     return _TO_UINT8[pixels](images.astype(jnp.float32))
 

@@ -293,6 +293,24 @@ def _read_orbax(folder: Path, want: dict[str, Any], dtype) -> dict[str, Any]:
         return flatten(checkpointer.restore(path.absolute(), abstract))
 
 
+def load_config(name_or_folder: str | os.PathLike = "emoji") -> PipelineConfig:
+    """What a family is, without its weights.
+
+    Raises:
+      FileNotFoundError: there is no such family or folder.
+      ValueError: the configuration is damaged, or is one model's alone.
+    """
+    folder = _find(name_or_folder)
+    with _one_line(folder / CONFIG):
+        values = json.loads((folder / CONFIG).read_text(encoding="utf8"))
+        if "part" in values:
+            raise ValueError(
+                "it is one model, which `jaxspec.checkpoints.load_model` opens; "
+                "`jaxspec convert tar` or `llamagen` puts models together"
+            )
+        return _config_from_json(values, folder)
+
+
 def load(name_or_folder: str | os.PathLike = "emoji", *, dtype=jnp.float32) -> Pipeline:
     """Loads a family by name, or a folder written by `save`.
 
@@ -304,15 +322,8 @@ def load(name_or_folder: str | os.PathLike = "emoji", *, dtype=jnp.float32) -> P
       FileNotFoundError: there is no such family or folder.
       ValueError: the folder is damaged or does not hold what its configuration says.
     """
-    folder = _find(name_or_folder)
+    config, folder = load_config(name_or_folder), _find(name_or_folder)
     with _one_line(folder / CONFIG):
-        values = json.loads((folder / CONFIG).read_text(encoding="utf8"))
-        if "part" in values:
-            raise ValueError(
-                "it is one model, which `jaxspec.checkpoints.load_model` opens; "
-                "`jaxspec convert tar` or `llamagen` puts models together"
-            )
-        config = _config_from_json(values, folder)
         abstract = abstract_params(config)
     flat = read_weights(folder, flatten(abstract), dtype)
     leaves = [flat[k] for k in flatten(abstract)]

@@ -7,7 +7,7 @@ and what is left of it is masked. Settings are those of the published sampling s
 
 import difflib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import resources
@@ -224,6 +224,14 @@ class CaptionReader(Reader):
             )
             states = timed(seconds, "captions", encode)
         return Shown(_left_padded(states, counts), seconds=seconds)
+
+    def programs(self, batch: int) -> list[tuple[str, Callable, tuple[Any, ...]]]:
+        if self.t5 is None:
+            return []
+        words = jax.ShapeDtypeStruct((batch, self.slots), jnp.int32)
+        counts = jax.ShapeDtypeStruct((batch,), jnp.int32)
+        encode = lambda params, *args: _states(self.t5, params["t5"], *args)
+        return [("captions", encode, (words, counts))]
 
     def describe(self) -> dict[str, Any]:
         return {

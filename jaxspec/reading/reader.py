@@ -126,6 +126,15 @@ class Reader(ABC):
           keys: of the images, [B].
         """
 
+    def programs(self, batch: int) -> list[tuple[str, Callable, tuple[Any, ...]]]:
+        """What `show` runs for so many images: to plan memory by, not to run.
+
+        Returns:
+          Of each program its name, a function of the family's parameters and more, and
+          shapes and types of what more.
+        """
+        return []
+
     def describe(self) -> dict[str, Any]:
         """What people should know of it."""
         return {}

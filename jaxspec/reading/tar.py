@@ -6,17 +6,18 @@ are the prefix of AR-DTok, whatever size it draws. Settings are those of the pub
 inference code.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from tokenizers import Tokenizer
 
-from jaxspec.language import Grammar, write
-from jaxspec.models.llama import Llama
+from jaxspec.language import Grammar, write, written
+from jaxspec.models.llama import Llama, unstacked
 from jaxspec.models.qwen2 import Qwen2Config
 from jaxspec.models.ta_tok import TaTok, TaTokConfig
 from jaxspec.reading import Asked, Reader, Shown, check_texts, ids_of, timed
@@ -24,6 +25,7 @@ from jaxspec.sampling import Sampling
 from jaxspec.text import tokenizer_of
 
 SCALES = (0, 1, 2)
+PROMPT = 128  # tokens of a prompt and its template, to plan memory by
 # Qwen2's own template for a system and a user turn.
 CHAT = (
     "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
@@ -252,6 +254,41 @@ class TarReader(Reader):
             asked.names,
         )
         return written.codes
+
+    def _grammar(self, first: int) -> Grammar:
+        assert self.writer is not None
+        return Grammar(
+            self.counts[self.scale],
+            first,
+            self.ta_tok.codebook_size,
+            ends=self.writer.ends,
+            only_images=self.only_images,
+        )
+
+    def programs(self, batch: int) -> list[tuple[str, Callable, tuple[Any, ...]]]:
+        indices = jax.ShapeDtypeStruct((batch, self.counts[self.scale]), jnp.int32)
+        decode = lambda params, x: _features(self.ta_tok, params["ta_tok"], x)
+        programs: list = [("features", decode, (indices,))]
+        if self.writer is None:
+            return programs
+        writer, sampling = self.writer, self._sampling()
+        words = jax.ShapeDtypeStruct((batch, PROMPT), jnp.int32)
+        seen = jax.ShapeDtypeStruct((batch, PROMPT), jnp.bool_)
+        keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), batch))
+
+        def write(params, words, seen, keys):
+            return written(
+                Llama(writer.config),
+                self._grammar(0),
+                unstacked(writer.config, params["llm"]),
+                words,
+                seen,
+                keys,
+                sampling,
+                writer.repetition_penalty,
+            )
+
+        return [("language", write, (words, seen, keys)), *programs]
 
     def _sampling(self) -> Sampling:
         assert self.writer is not None

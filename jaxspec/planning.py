@@ -1,0 +1,173 @@
+"""What fits: bytes of weights and the peak of each stage, before anything is loaded.
+
+All is told from shapes (`jaxspec.memory`); nothing is computed or allocated.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.checkpoints.folder import SEVERAL
+from jaxspec.decoding import Method, bound, check_method, decode, describe
+from jaxspec.generation import at_once
+from jaxspec.memory import peak, size_of
+from jaxspec.methods import AR
+from jaxspec.pipeline import Pipeline, PipelineConfig, abstract_params, pictures
+from jaxspec.sampling import Sampling
+
+GIGABYTE = 10**9
+CARDS = (24, 80, 141)  # GB
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Bytes that a call of `generate` takes.
+
+    Attributes:
+      weights: of each part of the family; all of them stay.
+      stages: most that each stage needs beside the weights; one runs at a time.
+      settings: what was planned.
+    """
+
+    weights: dict[str, int]
+    stages: dict[str, int]
+    settings: dict[str, Any]
+
+    @property
+    def total(self) -> int:
+        """The weights, and the largest stage beside them."""
+        return sum(self.weights.values()) + max(self.stages.values())
+
+    def fits(self, gigabytes: float) -> bool:
+        """Whether a device of so many GB has room, a tenth of it left for XLA."""
+        return self.total <= 0.9 * gigabytes * GIGABYTE
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "settings": self.settings,
+            "weights": self.weights,
+            "stages": self.stages,
+            "total": self.total,
+            "fits": {str(card): self.fits(card) for card in CARDS},
+        }
+
+
+def plan(
+    config: PipelineConfig,
+    *,
+    size: int | None = None,
+    batch: int = 1,
+    method: Method | None = None,
+    guidance: float | None = None,
+    dtype: Any = jnp.bfloat16,
+) -> Plan:
+    """Plans a call of `jaxspec.generate`.
+
+    Args:
+      config: of the family, such as `jaxspec.presets.preset("tar-1.5b")`.
+      size: pixels a side; the family's default.
+      batch: pictures at once.
+      method: how to decode; plain AR by default.
+      guidance: the family's default; 1 is off and has one cache row a picture.
+      dtype: of the weights.
+
+    Raises:
+      ValueError: the family has no such size, or the method does not fit it.
+    """
+    method = AR() if method is None else method
+    check_method(method)
+    if batch < 1:
+        raise ValueError(f"batch must be 1 or more, not {batch}")
+    size = config.check_size(size)
+    params = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, dtype), abstract_params(config)
+    )
+    stages = {
+        name: peak(function, params, *inputs)
+        for name, function, inputs in config.text.programs(batch)
+    }
+    draw, inputs = passes(
+        config, params, method, size=size, batch=batch, guidance=guidance
+    )
+    stages["passes"] = peak(draw, *inputs)
+    stages["pictures"] = _pictures(config, params, size, batch)
+    return Plan(
+        weights={name: size_of(x) for name, x in _parts(params)},
+        stages=stages,
+        settings={
+            "family": config.name,
+            "batch": batch,
+            "dtype": jnp.dtype(dtype).name,
+            "method": describe(method),
+            "size": size,
+            "guidance": config.defaults.guidance if guidance is None else guidance,
+        },
+    )
+
+
+def _parts(params: dict[str, Any]):
+    for name, part in params.items():
+        if name in SEVERAL:
+            sizes = sorted(part, key=lambda size: [int(x) for x in size.split("-")])
+            yield from ((f"{name}/{size}", part[size]) for size in sizes)
+        else:
+            yield name, part
+
+
+def passes(
+    config: PipelineConfig,
+    params: Any,
+    method: Any,
+    *,
+    size: int,
+    batch: int,
+    guidance: float | None = None,
+) -> tuple[Callable, tuple[Any, ...]]:
+    """The program that draws: prefill, caches, windows, and the drafter's too.
+
+    Returns:
+      A function, and shapes and types of its inputs, the family's parameters first.
+    """
+    settings = dict(vars(config.defaults))
+    del settings["size"]
+    if guidance is not None:
+        settings["guidance"] = guidance
+    sampling = Sampling.create(config.vq.codebook_size, **settings)
+    decoder = dict(config.decoders)[size]
+    shape = (batch, decoder.prefix_length, decoder.prefix_width)
+    condition = jax.ShapeDtypeStruct(shape, jnp.float32)
+    if decoder.prefix == "class":
+        condition = jax.ShapeDtypeStruct((batch,), jnp.int32)
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), batch))
+
+    def draw(params, condition, keys, table):
+        pipeline = Pipeline(params, config)
+        given = method if table is None else replace(method, table=table)
+        decoder = bound(given, pipeline, condition, sampling, size)
+        return decode(decoder, pipeline.target(condition, sampling, size), keys)
+
+    return draw, (params, condition, keys, _table(method, config.vq.codebook_size))
+
+
+def _table(method: Any, codes: int) -> Any:
+    """The neighbours' shape, for a method that would look them up."""
+    if not {"table", "neighbours"} <= {f.name for f in fields(method)}:
+        return None
+    # What pools among a code's neighbours counts the code itself, or has columns.
+    count = min(getattr(method, "columns", method.neighbours), codes)
+    return jax.ShapeDtypeStruct((codes, count), jnp.int32)
+
+
+def _pictures(config: PipelineConfig, params: dict, size: int, batch: int) -> int:
+    side = size // config.vq.factor
+    shape = (min(batch, at_once(size * size)), side, side)
+    tokens = jax.ShapeDtypeStruct(shape, jnp.int32)
+    make = partial(pictures, config.vq, config.pixels)
+    return peak(make, params["vq"], tokens)
+
+
+__all__ = ["CARDS", "GIGABYTE", "Plan", "plan"]
