@@ -101,7 +101,7 @@ def run(
     with one_line_errors(), one_line_warnings():
         chosen = chosen_method(method, window, knob)
         loading, options = weight_type(dtype), reading(option)
-        from jaxspec.evaluation.prompts import load_prompts, source_of
+        from jaxspec.evaluation.prompts import load_prompts
         from jaxspec.evaluation.prompts import shard as share
 
         known = load_prompts(prompts)[:limit]
@@ -126,7 +126,7 @@ def run(
                 recipe,
                 known,
                 out,
-                source=source_of(prompts, known),
+                source=prompts,
                 images=num_images,
                 seed=seed,
                 batch_size=batch_size,

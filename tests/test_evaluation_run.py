@@ -21,7 +21,7 @@ import jaxspec
 from jaxspec.cli import app
 from jaxspec.decoding import ACCEPTED, BONUS, RESAMPLED
 from jaxspec.evaluation import intact, read_prompts, read_run, read_samples
-from jaxspec.evaluation.prompts import load_prompts, source_of
+from jaxspec.evaluation.prompts import load_prompts
 from jaxspec.evaluation.records import sample_lines
 from jaxspec.evaluation.run import draw
 from jaxspec.evaluation.writing import Manifest, opened
@@ -50,18 +50,16 @@ def recipe():
 
 
 def prompts_of(folder, texts=TEXTS):
-    """The prompts of a file, and where they came from."""
+    """The prompts of a file."""
     path = folder / "prompts.jsonl"
     path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
-    prompts = load_prompts(path)
-    return prompts, source_of("prompts", prompts)
+    return load_prompts(path)
 
 
 def drawn(recipe, folder, texts=TEXTS, **how):
     """A run in folder/run: how it ended."""
-    prompts, source = prompts_of(folder, texts)
     how = {"batch_size": BATCH} | how
-    return draw(recipe, prompts, folder / "run", source=source, **how)
+    return draw(recipe, prompts_of(folder, texts), folder / "run", **how)
 
 
 def hashes(run):
@@ -273,12 +271,12 @@ def test_lines_are_all_added_or_none(whole):
 
 
 def test_a_folder_that_cannot_be_written(recipe, tmp_path):
-    prompts, source = prompts_of(tmp_path)
+    prompts = prompts_of(tmp_path)
     with pytest.raises(OSError, match="^cannot write to /proc/run: "):
-        draw(recipe, prompts, "/proc/run", source=source)
+        draw(recipe, prompts, "/proc/run")
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="cannot write to .*file: "):
-        draw(recipe, prompts, tmp_path / "file", source=source)
+        draw(recipe, prompts, tmp_path / "file")
 
 
 # What fails.
@@ -346,10 +344,10 @@ def test_other_settings_are_refused_by_name_with_both_values(recipe, whole, tmp_
         toy.family(), params=toy.randomly(toy.family().params, seed=5)
     )
     others = Recipe.create(family, method=jaxspec.SCD(2), temperature=0.5)
-    prompts, source = prompts_of(tmp_path, ["tree"])
+    prompts = prompts_of(tmp_path, ["tree"])
     before = files(whole)
     with pytest.raises(ValueError, match="was drawn with other settings") as error:
-        draw(others, prompts, whole, source=source, images=3, seed=9)
+        draw(others, prompts, whole, images=3, seed=9)
     for said in (
         "settings.method.name: AR -> SCD",
         "settings.method.window: None -> 2",
@@ -380,17 +378,17 @@ def test_a_run_without_samples_binds_no_one(recipe, tmp_path, monkeypatch):
     assert read_run(tmp_path / "run").seed == 2
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/notes.txt").touch()
-    prompts, source = prompts_of(tmp_path)
+    prompts = prompts_of(tmp_path)
     with pytest.raises(ValueError, match="is not empty and holds no run.json"):
-        draw(recipe, prompts, tmp_path / "mine", source=source)
+        draw(recipe, prompts, tmp_path / "mine")
     for twice in (prompts[:1] * 2, [dataclasses.replace(prompts[0], id="")]):
         with pytest.raises(ValueError, match="must have its own id: . have '"):
-            draw(recipe, twice, tmp_path / "new", source=source)
+            draw(recipe, twice, tmp_path / "new")
 
 
 def test_a_shard_is_drawn_by_one_process_at_a_time(recipe, whole):
     prompts, run = read_prompts(whole), read_run(whole)
-    how = {"source": run.prompts, "images": 2, "batch_size": BATCH}
+    how = {"images": 2, "batch_size": BATCH}
     with opened(whole, run, prompts, 0, 1):
         with pytest.raises(ValueError, match="another process is drawing shard 0/1"):
             draw(recipe, prompts, whole, **how)

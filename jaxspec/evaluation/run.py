@@ -26,12 +26,11 @@ from jaxspec.evaluation.batches import (
     batches,
     readable,
 )
-from jaxspec.evaluation.prompts import shard
+from jaxspec.evaluation.prompts import shard, source_of
 from jaxspec.evaluation.records import (
     Prompt,
     Run,
     Sample,
-    Source,
     intact,
     read_samples,
 )
@@ -84,7 +83,7 @@ def draw(
     prompts: Sequence[Prompt],
     folder: str | Path,
     *,
-    source: Source,
+    source: str = "",
     images: int = 1,
     seed: int = 0,
     batch_size: int = 16,
@@ -104,7 +103,7 @@ def draw(
       recipe: how pictures are drawn.
       prompts: all of the run; ids must differ.
       folder: new, or of a run with the same settings.
-      source: where prompts came from.
+      source: where prompts came from, to be noted.
       images: pictures a prompt.
       seed: 0 to 2**32 - 1.
       batch_size: rows of a batch.
@@ -137,20 +136,14 @@ def draw(
         weights=weights_hash(weights),
         seed=seed,
         images=images,
-        prompts=source,
+        prompts=source_of(source, prompts),
         dtype=_types(weights),
         command=command,
         version=jaxspec.__version__,
     )
     folder = Path(folder)
     with opened(folder, run, prompts, which, shards) as manifest:
-        there = read_samples(folder)
-        jobs = []
-        for prompt in own:
-            for number in range(images):
-                known = there.get((prompt.id, number, seed))
-                if known is None or not intact(folder, known):
-                    jobs.append(Job(prompt, number))
+        jobs = _missing(folder, run, own)
         for prompt in {job.prompt.id: job.prompt for job in jobs}.values():
             remove_drafts(folder, prompt)  # no other process draws it
         status = Status(len(own) * images, len(own) * images - len(jobs))
@@ -170,6 +163,17 @@ def draw(
             status = _counted(status, samples, time.perf_counter() - began)
             progress(status)
     return status
+
+
+def _missing(folder: Path, run: Run, prompts: Sequence[Prompt]) -> list[Job]:
+    """The samples of prompts that are not in the folder, or not whole."""
+    there, jobs = read_samples(folder), []
+    for prompt in prompts:
+        for image in range(run.images):
+            known = there.get((prompt.id, image, run.seed))
+            if known is None or not intact(folder, known):
+                jobs.append(Job(prompt, image))
+    return jobs
 
 
 def _check_ids(prompts: Sequence[Prompt]) -> None:
