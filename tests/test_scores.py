@@ -108,7 +108,7 @@ def test_command_says_what_it_scored_and_what_it_refuses(emoji_run, tmp_path):
     ran = run(emoji_run)
     assert ran.exit_code == 2 and ran.output.startswith("error: emoji FD needs 128")
     ran = run(emoji_run, "--metric", "nothing")
-    assert ran.output.startswith("error: no score is called 'nothing': emoji")
+    assert ran.output.startswith("error: no score is called 'nothing': emoji, ")
     other = runs.made(tmp_path / "other", of=runs.prompts(3))
     ran = run(other)
     assert ran.output.startswith("error: choose with --metric what to score")

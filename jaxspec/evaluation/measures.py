@@ -118,10 +118,18 @@ def frechet(a: np.ndarray, b: np.ndarray) -> float:
             f"{rows} pictures are too few for a Frechet distance in {dims} "
             "dimensions; project the features on fewer principal axes"
         )
-    root, other = _root(np.cov(a.T).reshape(dims, dims)), np.cov(b.T)
-    cross = np.linalg.eigvalsh(root @ other.reshape(dims, dims) @ root)
-    traces = a.var(0, ddof=1).sum() + b.var(0, ddof=1).sum()
-    shift = np.square(a.mean(0) - b.mean(0)).sum()
+    moments = [(x.mean(0), np.cov(x.T).reshape(dims, dims)) for x in (a, b)]
+    return frechet_of_moments(*moments[0], *moments[1])
+
+
+def frechet_of_moments(
+    mean: np.ndarray, cov: np.ndarray, other_mean: np.ndarray, other_cov: np.ndarray
+) -> float:
+    """The same of means [D] and covariances [D, D]."""
+    root = _root(cov)
+    cross = np.linalg.eigvalsh(root @ other_cov @ root)
+    shift = np.square(mean - other_mean).sum()
+    traces = np.trace(cov) + np.trace(other_cov)
     return float(shift + traces - 2 * np.sqrt(np.maximum(cross, 0)).sum())
 
 
