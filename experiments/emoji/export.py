@@ -8,7 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxspec
-from experiments.emoji import train_ar, train_drafter, train_upsampler
+from experiments.emoji import (
+    train_ar,
+    train_drafter,
+    train_flashar,
+    train_lpd,
+    train_upsampler,
+)
 from jaxspec.models.drafter import eagle_config
 from jaxspec.models.vq import VQConfig
 from jaxspec.pipeline import Defaults, Pipeline, PipelineConfig
@@ -49,6 +55,26 @@ def drafters(folder: Path) -> tuple[tuple, dict]:
     return tuple(configs), {"drafters": params} if params else {}
 
 
+def flashar_heads(folder: Path) -> tuple[tuple, dict]:
+    """Likewise; those that were trained with their target are not among them."""
+    configs, params = [], {}
+    for stage, settings in train_flashar.STAGES.items():
+        if not settings.backbone and (folder / stage / PARAMS).exists():
+            configs.append((settings.size, settings.flash))
+            params[str(settings.size)] = load_params(folder / stage)["head"]
+    return tuple(configs), {"flashar": params} if params else {}
+
+
+def lpd_models(folder: Path) -> tuple[tuple, dict]:
+    """Configurations and parameters of those trained in `folder`."""
+    configs, params = [], {}
+    for stage, settings in train_lpd.STAGES.items():
+        if (folder / stage / PARAMS).exists():
+            configs.append((settings.size, settings.lpd))
+            params[str(settings.size)] = load_params(folder / stage)
+    return tuple(configs), {"lpd": params} if params else {}
+
+
 def assemble(
     folder: Path,
     vq: VQConfig,
@@ -75,8 +101,10 @@ def assemble(
     params = {"decoders": decoders, "vq": vq_params, "text": {"table": table}}
     params |= learned_params
     networks, trained = drafters(folder)
-    params, config = params | trained, replace(config, drafters=networks)
-    return Pipeline(params, config)
+    heads, trained_heads = flashar_heads(folder)
+    models, trained_models = lpd_models(folder)
+    config = replace(config, drafters=networks, flashar=heads, lpd=models)
+    return Pipeline(params | trained | trained_heads | trained_models, config)
 
 
 def export(folder: Path, out: Path, *parts) -> None:

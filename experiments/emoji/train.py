@@ -5,8 +5,9 @@ python -m experiments.emoji.train --stage all
 Stages: prepare (render the drawings), text (tables of word pieces), vq, codes, 32, 64,
 128, 128-long, 256, networks that enlarge codes (upsampler-64-128 ...) and make them
 small (downsampler-128-64 ...), drafter (of 128 px), drafter-256, FlashAR's heads
-(flashar-128 ...), export. Everything goes to `runs/emoji`; `export` writes the family's
-folder. `--smoke` is a run of a minute that shows that all of it works.
+(flashar-128 ...), LPD's model (lpd-64), export. Everything goes to `runs/emoji`;
+`export` writes the family's folder. `--smoke` is a run of a minute that shows that all
+of it works.
 """
 
 import os
@@ -21,7 +22,8 @@ STAGES = (
     *("32", "64", "128", "128-long", "256"),
     *("upsampler-64-128", "downsampler-128-64", "upsampler-128-256"),
     "upsampler-64-128-pixels",
-    *("drafter", "drafter-256", "flashar-128", "flashar-128-unfrozen", "export"),
+    *("drafter", "drafter-256", "flashar-128", "flashar-128-unfrozen"),
+    *("lpd-64", "export"),
 )
 
 
@@ -47,6 +49,7 @@ def run_stage(stage: str, folder: Path, smoke: bool, out: Path) -> None:
         train_ar,
         train_drafter,
         train_flashar,
+        train_lpd,
         train_upsampler,
         train_vq,
     )
@@ -59,6 +62,7 @@ def run_stage(stage: str, folder: Path, smoke: bool, out: Path) -> None:
     settings, between = train_ar.STAGES.get(stage), train_upsampler.STAGES.get(stage)
     settings = settings or train_drafter.STAGES.get(stage)
     settings = settings or train_flashar.STAGES.get(stage)
+    settings = settings or train_lpd.STAGES.get(stage)
     sizes = [settings.size] if settings else data.SIZES
     sizes = [between.source, between.wanted] if between else sizes
     drawings = data.load(folder, sizes)  # renders them the first time
@@ -108,9 +112,14 @@ def run_stage(stage: str, folder: Path, smoke: bool, out: Path) -> None:
         family = export.assemble(folder, *parts)
         train_drafter.train(settings, family, corpus, drawings, folder / stage, smaller)
         return
+    of_family = lambda: export.assemble(folder, *parts).params["decoders"]
     if isinstance(settings, train_flashar.FlashTraining):
-        target = export.assemble(folder, *parts).params["decoders"][str(settings.size)]
+        target = of_family()[str(settings.size)]
         train_flashar.train(settings, target, corpus, drawings, folder / stage, smaller)
+        return
+    if isinstance(settings, train_lpd.LPDTraining):
+        target = of_family()[str(settings.size)]
+        train_lpd.train(settings, target, corpus, drawings, folder / stage)
         return
     train_ar.train(settings, corpus, drawings, codebook, folder / stage, smaller)
 
