@@ -6,7 +6,7 @@ import json
 import pytest
 
 from experiments.mulo import report, sweep
-from jaxspec.methods import AR, MuLo
+from jaxspec.methods import AR, FlashAR, MuLo
 
 RECORD = {"costs": {"64": 0.001, "128": 0.004}, "settings": {"size": 128}}
 
@@ -23,6 +23,9 @@ def test_settings_change_one_thing_at_a_time():
     (ratio,) = sections["ratio"]
     assert ratio.name == "drafter of 32 px" and ratio.method.draft == 32
     assert sweep.sections((64, 128), 128)["ratio"] == []
+    headed = sweep.sections((64, 128), 128, heads=(64,))["draft"]
+    assert headed[-1].method.draft_method == FlashAR()
+    assert len(headed) == 1 + len(sections["draft"])
 
 
 def test_selection_keeps_the_reference():

@@ -59,6 +59,13 @@ from seed to seed); `real` are the true drawings:
 
 {pictures}
 {large}
+## Other networks
+
+For faster decoding the folder holds, by the sizes that they were trained for: EAGLE's
+drafters ({drafters}), FlashAR's heads ({flashar}), models for LPD ({lpd}), and networks
+that change the size of code grids ({upsamplers}). What they are worth:
+`docs/methods.md`.
+
 ## Limits
 
 {limits}
@@ -68,6 +75,10 @@ from seed to seed); `real` are the true drawings:
 def _table(head: list[str], rows: list[list[Any]]) -> str:
     line = lambda cells: "| " + " | ".join(map(str, cells)) + " |"
     return "\n".join([line(head), line(["---"] * len(head)), *map(line, rows)])
+
+
+def _sizes(networks: tuple) -> str:
+    return ", ".join(f"{size} px" for size, *_ in networks) or "none"
 
 
 def _vq(report: dict) -> str:
@@ -148,6 +159,10 @@ def write(pipeline: Pipeline, report: dict) -> str:
         nats=_nats(report),
         pictures=_pictures(report),
         large=_large(report),
+        drafters=_sizes(config.drafters),
+        flashar=_sizes(config.flashar),
+        lpd=_sizes(config.lpd),
+        upsamplers=", ".join(f"{a} to {b} px" for a, b, _ in config.upsamplers),
         seeds=seeds,
         limits=LIMITS,
     )

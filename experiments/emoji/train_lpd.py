@@ -53,7 +53,7 @@ class LPDTraining(train_ar.ARTraining):
         )
 
 
-STAGES = {"lpd-64": LPDTraining(size=64, depth=4, steps=3600, batch=16, rate=1.5e-3)}
+STAGES = {"lpd-64": LPDTraining(size=64, depth=4, steps=5600, batch=16, rate=1.5e-3)}
 
 
 def groups_by_lot(

@@ -13,7 +13,7 @@ from rich.progress import Progress
 import jaxspec
 from experiments.bench_ar import machine
 from experiments.methods import report
-from experiments.methods.contestants import CONTESTANTS, for_family, select
+from experiments.methods.contestants import CONTESTANTS, for_family, select, unfrozen
 from experiments.methods.emoji import emoji
 from experiments.methods.run import SMOKE, Plan, measure
 
@@ -48,8 +48,12 @@ def main(
         int, typer.Option(help="Captions of a round at batch 1.")
     ] = Plan.timed,
     family: Annotated[str, typer.Option(help="A packaged one or a folder.")] = "emoji",
+    size: Annotated[
+        int | None, typer.Option(help="Pixels a side.  [default: the family's]")
+    ] = None,
     folder: Annotated[
-        Path, typer.Option(help="Where the rendered drawings are kept.")
+        Path,
+        typer.Option(help="Where rendered drawings are kept, and what is trained."),
     ] = Path("runs/emoji"),
     runs: Annotated[Path, typer.Option(help="Where raw results are kept.")] = Path(
         "runs/methods"
@@ -70,7 +74,7 @@ def main(
         bool, typer.Option("--list", help="Print names and stop.")
     ] = False,
 ) -> None:
-    """Measures all decoding methods side by side on the emoji family, at 128 px.
+    """Measures all decoding methods side by side on the emoji family.
 
     Draws the same captions with each method, and with plain AR at several seeds, and
     writes methods.json (all numbers), methods.md (the table, and what its columns
@@ -95,8 +99,9 @@ def main(
     try:
         plan = Plan(count, seeds, batch, rounds, timed)
         plan = SMOKE if smoke else plan
-        task = emoji(family, folder, plan.count)
-        chosen = select(methods, for_family(task.pipeline))
+        task = emoji(family, folder, plan.count, size)
+        there = for_family(task.pipeline) + unfrozen(task.pipeline, folder)
+        chosen = select(methods, there)
     except ValueError as error:
         raise SystemExit(f"error: {error}") from None
     jaxspec.use_compile_cache()

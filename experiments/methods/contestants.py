@@ -1,8 +1,9 @@
 """The methods that are compared, by name."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Literal
 
 from jaxspec.acceptance import Cooled
@@ -14,16 +15,22 @@ from jaxspec.methods import (
     GSD,
     LANTERN,
     LANTERNPP,
+    LPD,
     PJD,
     SCD,
     SJD,
     Addition,
     Amplify,
+    FlashAR,
     MuLo,
     ZipAR,
 )
 from jaxspec.methods.eagle import Treed
+from jaxspec.methods.upsampled import Upsampled
+from jaxspec.models.flashar import Flash
 from jaxspec.pipeline import Pipeline
+from jaxspec.training.loop import PARAMS, load_params
+from jaxspec.upsampling import Nearest
 
 REFERENCE = "AR"
 OTHER_SEED = 1000  # of all methods but AR, so that no draw is shared with AR's
@@ -36,6 +43,8 @@ class Contestant:
     guarantee: Literal["exact", "biased"]
 
 
+# What FlashAR draws at 128 px as drafts there, as they are.
+FLASHED = Upsampled(draft=128, upsampler=Nearest(), method=FlashAR())
 CONTESTANTS = (
     Contestant(REFERENCE, AR(), "exact"),
     Contestant("ZipAR-8", ZipAR(8), "biased"),
@@ -63,13 +72,58 @@ CONTESTANTS = (
     Contestant("LANTERN-0.4", LANTERN(neighbours=32, delta=0.4), "biased"),
     Contestant("LANTERN++", LANTERNPP(), "biased"),
     Contestant("LANTERN++optimal", LANTERNPP(residual="optimal"), "biased"),
+    Contestant("FlashAR", FlashAR(), "biased"),
+    Contestant(
+        "FlashAR-MuLo",
+        MuLo(
+            draft=128,
+            upsampler="nearest",
+            draft_method=FlashAR(),
+            radius=1,
+            window=4,
+        ),
+        "biased",
+    ),
+    Contestant("FlashAR-SCD", SCD(32, initial="upsampled", upsampled=FLASHED), "exact"),
+    Contestant("LPD-10", LPD(steps=10), "biased"),
+    Contestant("LPD-16", LPD(steps=16), "biased"),
 )
 
 
 def for_family(pipeline: Pipeline) -> list[Contestant]:
-    """All but those that need a drafter, where the family has none."""
-    has = pipeline.config.defaults.size in dict(pipeline.config.drafters)
-    return [each for each in CONTESTANTS if has or not isinstance(each.method, Treed)]
+    """All but those that need a network which the family does not have."""
+    config = pipeline.config
+    networks = {Treed: config.drafters, FlashAR: config.flashar, LPD: config.lpd}
+
+    def fits(method: Method) -> bool:
+        return all(
+            config.defaults.size in dict(has)
+            for kind, has in networks.items()
+            if any(isinstance(each, kind) for each in _within(method))
+        )
+
+    return [each for each in CONTESTANTS if fits(each.method)]
+
+
+def _within(method: Method) -> Iterator[Method]:
+    """A method, and what drafts for it."""
+    yield method
+    for part in (method, getattr(method, "upsampled", None)):
+        for name in ("draft_method", "method"):
+            if hasattr(part, name):
+                yield getattr(part, name)
+
+
+def unfrozen(pipeline: Pipeline, folder: Path) -> list[Contestant]:
+    """FlashAR with the target that was trained with its head, if `folder` has it."""
+    size = pipeline.config.defaults.size
+    stage = folder / f"flashar-{size}-unfrozen"
+    config = dict(pipeline.config.flashar).get(size)
+    if config is None or not (stage / PARAMS).exists():
+        return []
+    trained = load_params(stage)
+    head = Flash(trained["head"], config, trained["target"]).unstacked()
+    return [Contestant("FlashAR-unfrozen", FlashAR(head), "biased")]
 
 
 def select(

@@ -66,7 +66,8 @@ def main(
         plan = Plan(count, seeds, batch, rounds=0)
         plan = replace(SMOKE, rounds=0) if smoke else plan
         task = emoji(family, folder, plan.count, size)
-        chosen = select(only, sections(task.pipeline.config.sizes, size))
+        config = task.pipeline.config
+        chosen = select(only, sections(config.sizes, size, tuple(dict(config.flashar))))
     except ValueError as error:
         raise SystemExit(f"error: {error}") from None
     jaxspec.use_compile_cache()

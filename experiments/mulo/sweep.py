@@ -8,7 +8,7 @@ from typing import Any
 from experiments.methods.contestants import REFERENCE, Contestant
 from jaxspec.acceptance import Amplified, Grouped, Ratio
 from jaxspec.decoding import Method
-from jaxspec.methods import AR, GSD, PJD, SCD, MuLo, ZipAR
+from jaxspec.methods import AR, GSD, PJD, SCD, FlashAR, MuLo, ZipAR
 from jaxspec.methods.upsampled import Upsampled
 from jaxspec.upsampling import Latents, Nearest, Pixels
 
@@ -82,18 +82,24 @@ def _shown(value: Any) -> str:
     return type(value).__name__ if value in (Nearest(), Latents()) else repr(value)
 
 
-def sections(sizes: Sequence[int], size: int) -> dict[str, list[Contestant]]:
+def sections(
+    sizes: Sequence[int], size: int, heads: Sequence[int] = ()
+) -> dict[str, list[Contestant]]:
     """All contestants by what they are to show.
 
     Args:
       sizes: of the family.
       size: of the target; drafters of all smaller sizes but the next one are tried,
         too.
+      heads: sizes for which the family has a FlashAR head, which may draft.
     """
-    further = [s for s in sizes if s < size and size % s == 0][:-1]
+    smaller = [s for s in sizes if s < size and size % s == 0]
+    further, knobs = smaller[:-1], dict(KNOBS)
+    if set(smaller[-1:]) & set(heads):
+        knobs["draft"] = [*KNOBS["draft"], {"draft_method": FlashAR()}]
     out = {"reference": [Contestant(REFERENCE, AR(), "exact")]}
     out["MuLo"] = [Contestant("MuLo", BASE, "biased")]
-    for knob, changes in KNOBS.items():
+    for knob, changes in knobs.items():
         out[knob] = []
         for change in changes:
             name = ", ".join(f"{k} {_shown(x)}" for k, x in change.items())
