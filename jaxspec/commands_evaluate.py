@@ -218,7 +218,7 @@ def _line(status: "Status") -> str:
     """Images done, rate, passes an image, failures and time left."""
     parts = [f"{status.done:,} of {status.samples:,} images"]
     if status.rate:
-        parts.append(f"{status.rate:.3g} a second")
+        parts.append(f"{status.rate:.3g}/s")
     if status.drawn:
         parts.append(f"{status.passes / status.drawn:.1f} passes an image")
     if status.failed:

@@ -399,6 +399,14 @@ def test_a_shard_is_drawn_by_one_process_at_a_time(recipe, whole):
     assert draw(recipe, prompts, whole, **how).there == 20
 
 
+def test_another_version_is_warned_of(whole):
+    prompts, run = read_prompts(whole), read_run(whole)
+    later = dataclasses.replace(run, version="9.9")
+    with pytest.warns(UserWarning, match="begun with .*, and this is 9.9"):
+        with opened(whole, later, prompts, 0, 1):
+            pass
+
+
 def test_the_newest_line_counts_whoever_wrote_it(whole, tmp_path):
     (tmp_path / "samples").mkdir()
     sample = next(iter(read_samples(whole).values()))

@@ -6,6 +6,7 @@ draws the shard, and lets go of it when it ends, however it ends.
 
 import errno
 import os
+import warnings
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -145,6 +146,12 @@ def _set_up(folder: Path, run: Run, prompts: Sequence[Prompt]) -> None:
         raise ValueError(
             f"{folder} was drawn with other settings ({'; '.join(differences)}): give "
             "the same ones, or a new folder"
+        )
+    elif there.version != run.version:
+        warnings.warn(
+            f"{folder} was begun with jaxspec {there.version}, and this is "
+            f"{run.version}: its pictures may differ",
+            stacklevel=2,
         )
 
 
