@@ -63,13 +63,14 @@ def map_sheet(
 
     Args:
       images: uint8 [n, H, W, 3].
-      stats: of the same n pictures.
+      stats: of the same n pictures; newlines are left out.
       labels: a line for each.
       columns: pictures in a row.
 
     Returns:
       The sheet, uint8 [height, width, 3].
     """
+    stats = stats.picture()
     final, origin = np.asarray(stats.final_pass), np.asarray(stats.origin)
     last = int(final.max())
     panels, under = [], []

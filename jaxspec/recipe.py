@@ -195,16 +195,20 @@ def _cut(progress: Progress | None, count: int) -> Progress | None:
 def _run(
     method: Method, target: Target, keys: jax.Array, progress: Progress | None
 ) -> Decoded:
-    """Decodes a batch, in chunks of passes if someone wants to see it."""
+    """Decodes a batch, in chunks of passes if someone wants to see it.
+
+    What comes of it, and what is shown, are the picture's cells, without newlines.
+    """
     state = begin(method, target, keys)
     if progress is None:
-        return method.decoded(advance(method, target, state, np.int32(2**31 - 1)))
+        state = advance(method, target, state, np.int32(2**31 - 1))
+        return method.decoded(state).picture()
     while not np.all(method.finished(state)):
         state = advance(method, target, state, np.int32(CHUNK))
-        decoded = method.decoded(state)
+        decoded = method.decoded(state).picture()
         final = np.asarray(decoded.final_pass) >= 0
         progress(int(final.sum()), final.size, np.asarray(decoded.tokens))
-    return method.decoded(state)
+    return method.decoded(state).picture()
 
 
 def faults(

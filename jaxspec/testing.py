@@ -8,7 +8,7 @@ A toy target is so small that every grid of tokens can be listed with its probab
 a method is exact if the grids that it draws come as often.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import Any
@@ -39,16 +39,25 @@ decode_jitted = jax.jit(decode)
 
 
 def toy_config(
-    grid: tuple[int, int], codes: int, width: int = 16, depth: int = 2
+    grid: tuple[int, int],
+    codes: int,
+    width: int = 16,
+    depth: int = 2,
+    newline: bool = False,
 ) -> TransformerConfig:
-    """A transformer small enough to draw from it tens of thousands of times."""
+    """A transformer small enough to draw from it tens of thousands of times.
+
+    `grid` and `codes` are the picture's: a newline is one more column and code.
+    """
+    h, w = grid
     return TransformerConfig(
-        vocab_size=codes,
+        vocab_size=codes + newline,
         width=width,
         depth=depth,
         heads=2,
         hidden=width * 3 // 2,
-        grid=grid,
+        grid=(h, w + newline),
+        newline=newline,
         prefix="features",
         prefix_length=4,
         prefix_width=8,
@@ -98,26 +107,28 @@ def toy_target(
     seed: int = 0,
     width: int = 16,
     depth: int = 2,
+    newline: bool = False,
     **sampling,
 ) -> Target:
     """A tiny random transformer, conditioned; each image has a condition of its own.
 
     Args:
-      grid: rows and columns.
-      codes: number of codes V; `codes ** cells` grids can be enumerated if they are at
-        most 100,000.
+      grid: rows and columns of the picture.
+      codes: number of its codes V; `codes ** cells` grids can be enumerated if they
+        are at most 100,000.
       batch: images.
       seed: of the weights and conditions.
       width, depth: of the transformer.
+      newline: rows end with a newline, a column and a code more.
       **sampling: as `Sampling.create` takes them: temperature, guidance, top_k ...
     """
-    config = toy_config(grid, codes, width, depth)
+    config = toy_config(grid, codes, width, depth, newline)
     return Target.create(
         Transformer(config),
         toy_params(config, seed),
         toy_conditions(config, batch, seed),
         Sampling.create(codes, **sampling),
-        codes=toy_conditions(config, codes)[:, 0, :2],
+        codes=toy_conditions(config, config.vocab_size)[:, 0, :2],
     )
 
 
@@ -128,15 +139,7 @@ def keys_of(batch: int, seed: int = 0) -> jax.Array:
 
 def one_condition(target: Target, batch: int) -> Target:
     """A target whose images all show what the first one shows."""
-
-    def repeat(x):
-        return jnp.broadcast_to(x[:1], (batch, *x.shape[1:]))
-
-    return replace(
-        target,
-        condition=repeat(target.condition),
-        prefix_visible=repeat(target.prefix_visible),
-    )
+    return target.of_images(lambda x: jnp.broadcast_to(x[:1], (batch, *x.shape[1:])))
 
 
 # Exactness.
@@ -220,8 +223,9 @@ def exact_check(
     out = decode_jitted(wide, widen(target), keys_of(images, seed))
     if (np.asarray(out.bad_pass) >= 0).any() or (np.asarray(out.final_pass) < 0).any():
         raise RuntimeError(f"{type(method).__name__} met a NaN, or left a cell undrawn")
-    tokens = np.asarray(out.tokens).reshape(images, -1)
-    places = target.model.config.vocab_size ** np.arange(tokens.shape[1])[::-1]
+    tokens = np.asarray(out.picture().tokens).reshape(images, -1)
+    codes = target.grammar.codes(target.model.config.vocab_size)
+    places = codes ** np.arange(tokens.shape[1])[::-1]
     got = np.bincount(tokens @ places, minlength=len(want)) / images
     return ExactCheck(
         method=_written(describe(method)),
@@ -253,23 +257,28 @@ def enumerate_grids(target: Target) -> np.ndarray:
 
     By teacher forcing, and guidance, temperature, top-k and top-p in plain numpy:
     nothing of how images are decoded is used. A grid's number has its tokens, in raster
-    order, as digits to the base V.
+    order, as digits to the base V. Newlines, and their code, are left out.
 
     Raises:
       ValueError: the target has more images than one, or more than 100,000 grids.
     """
-    config, (h, w) = target.model.config, target.grid
+    grammar, (h, w) = target.grammar, target.grammar.picture
+    codes = grammar.codes(target.model.config.vocab_size)
     if target.batch != 1:
         raise ValueError(
             f"grids are enumerated for one condition, and the target has {target.batch}"
         )
-    count = config.vocab_size**config.cells
+    count = codes ** (h * w)
     if count > MOST_GRIDS:
         raise ValueError(
-            f"{config.vocab_size} codes on {h} by {w} cells make {count:,} grids; at "
+            f"{codes} codes on {h} by {w} cells make {count:,} grids; at "
             f"most {MOST_GRIDS:,} can be enumerated: take fewer codes or cells"
         )
-    grids = np.array(list(product(range(config.vocab_size), repeat=config.cells)))
+    grids = np.array(list(product(range(codes), repeat=h * w)))
+    if grammar.newline is not None:
+        ends = np.full((count, h, 1), grammar.newline)
+        grids = np.concatenate([grids.reshape(count, h, w), ends], axis=-1)
+        grids = grids.reshape(count, -1)
     logits = _guided_logits(one_condition(target, count), grids)
     p = _probabilities(logits, target.sampling)
     return np.take_along_axis(p, grids[..., None], -1)[..., 0].prod(-1)
@@ -279,21 +288,26 @@ def enumerate_grids(target: Target) -> np.ndarray:
 def _forced(target: Target, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Teacher-forced logits [B, N, V] of grids [B, N], with the condition and null."""
     apply: Any = partial(target.model.apply, target.params)
-    null = apply(target.condition, method="null")
     seen = target.prefix_visible
-    return apply(target.condition, tokens, seen), apply(null, tokens, seen)
+    null = target.null or (apply(target.condition, method="null"), seen)
+    return apply(target.condition, tokens, seen), apply(null[0], tokens, null[1])
 
 
 def _guided_logits(target: Target, tokens: np.ndarray) -> np.ndarray:
-    """Teacher-forced logits [B, N, V] after guidance, float64."""
+    """Teacher-forced logits [B, N, V] after guidance and grammar, float64."""
     forced = _forced(target, jnp.asarray(tokens))
-    logits, null = (np.asarray(x, np.float64) for x in forced)
+    logits, null = (np.array(x, np.float64) for x in forced)
     scale, first = target.sampling.guidance, target.sampling.guided_cells
-    if scale is None:
-        return logits
-    guided = null + float(scale) * (logits - null)
-    if first is not None:
-        guided[:, int(first) :] = logits[:, int(first) :]
+    guided = logits
+    if scale is not None:
+        guided = null + float(scale) * (logits - null)
+        if first is not None:
+            guided[:, int(first) :] = logits[:, int(first) :]
+    if target.grammar.newline is not None:
+        h, w = target.grid
+        rows = guided.reshape(-1, h, w, guided.shape[-1])  # a view
+        rows[:, :, :-1, -1] = -np.inf
+        rows[:, :, -1, :-1] = -np.inf
     return guided
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.decoding import Target, rows
+from jaxspec.decoding import ImageGrammar, Target, rows
 from jaxspec.methods import PJD, SJD, ZipAR
 from jaxspec.testing import exact_check, keys_of, toy_target
 from tests import toy
@@ -195,10 +195,10 @@ def test_lengths_by_hand():
         ]
     )
     want = [[3, 3, 0], [2, 1, 2], [2, 0, 3], [2, 2, 1], [2, 0, 1], [0, 0, 0]]
-    np.testing.assert_array_equal(rows.lengths(done, (4, 6), 3, 3), want)
+    np.testing.assert_array_equal(rows.lengths(done, ImageGrammar((4, 6)), 3, 3), want)
     # Rows wait for whole rows, the topmost one for none.
     want = [[3, 0, 0], [2, 0, 0], [2, 0, 0], [0, 2, 0], [0, 0, 1], [0, 0, 0]]
-    np.testing.assert_array_equal(rows.lengths(done, (4, 6), 3, 9), want)
+    np.testing.assert_array_equal(rows.lengths(done, ImageGrammar((4, 6)), 3, 9), want)
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,11 @@ from jaxspec.decoding.decoded import (
     ACCEPTED,
     BONUS,
     DRAWN,
+    FORCED,
     RESAMPLED,
     Decoded,
 )
+from jaxspec.decoding.grammar import ImageGrammar
 from jaxspec.decoding.run import (
     Method,
     advance,
@@ -24,8 +26,10 @@ __all__ = [
     "ACCEPTED",
     "BONUS",
     "DRAWN",
+    "FORCED",
     "RESAMPLED",
     "Decoded",
+    "ImageGrammar",
     "Method",
     "Target",
     "advance",

@@ -147,7 +147,8 @@ def judge(
 
     Returns:
       The state, with the block's passes and drafts counted, and whether each cell of
-      the block, bool [B, N], keeps its draft; elsewhere it means nothing.
+      the block, bool [B, N], keeps its draft, as newlines do; elsewhere it means
+      nothing.
     """
     (b, n), decoded = block.mask.shape, wave.decoded
     tokens, fresh, late = decoded.tokens.reshape(b, n), wave.fresh, None
@@ -167,12 +168,13 @@ def judge(
     cache, (kept, bad) = sweep(
         target, wave.cache, tokens, block.mask | fresh, block, late=late, look=look
     )
-    decoded = replace(
-        decoded,
-        target_passes=decoded.target_passes + block.passes * block.images,
-        drafted=decoded.drafted + jnp.sum(block.mask, axis=1),
-    ).check(jnp.where(bad, jnp.nan, 0.0)[..., None], block.images[:, None])
+    passes = decoded.target_passes + block.passes * block.images
+    decoded = replace(decoded, target_passes=passes).judged(block.raster, block.mask)
+    decoded = decoded.check(
+        jnp.where(bad, jnp.nan, 0.0)[..., None], block.images[:, None]
+    )
     kept = jnp.take_along_axis(kept, jnp.clip(block.place, 0, block.size - 1), axis=1)
+    kept |= decoded.grammar.forced(block.raster)
     return replace(wave, cache=cache, fresh=fresh, decoded=decoded), kept
 
 
@@ -191,14 +193,15 @@ def settle(
     Args:
       wave: the state after `judge`.
       block: of drafts.
-      rejected, redrawn: bool [B, H, W], within the block.
+      rejected, redrawn: bool [B, H, W], within the block; no newlines.
       first: as for `judge`; the first cell needs no pass to be drawn.
     """
     (b, n), decoded = block.mask.shape, wave.decoded
     again = redrawn.reshape(b, n)
     origin = jnp.where(redrawn, DRAWN, ACCEPTED)
     origin = jnp.where(rejected, RESAMPLED, origin).reshape(b, n)
-    origin = jnp.where(block.mask, origin, decoded.origin.reshape(b, n))
+    drafted = block.mask & ~decoded.grammar.forced(block.raster)
+    origin = jnp.where(drafted, origin, decoded.origin.reshape(b, n))
     tokens, settled = decoded.tokens.reshape(b, n), block.mask & ~again
     if first is not None:
         is_first = block.raster == 0

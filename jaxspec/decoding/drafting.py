@@ -200,6 +200,7 @@ class Growth(Growing):
 
     Attributes:
       cells: N of the grid.
+      end: how many of them are drawn, up to the last.
       keys: [B] image keys.
       attempt: int32 [B], the number of this round.
       done: int32 [B], final cells; the root is the last of them.
@@ -209,6 +210,7 @@ class Growth(Growing):
     """
 
     cells: int
+    end: int
     keys: jax.Array
     attempt: jax.Array
     done: jax.Array
@@ -249,7 +251,7 @@ class Growth(Growing):
         n, done, fresh = self.cells, self.done[:, None], self.fresh[:, None]
         place = jnp.arange(self.tokens.shape[1])[None]
         cells = jnp.clip(done - fresh + place, 0, n - 1)
-        write = (place < fresh) & (done < n)
+        write = (place < fresh) & (done < self.end)
         visible = jnp.arange(n)[None, None] <= cells[..., None]
         visible = jnp.pad(visible, ((0, 0), (0, 0), (0, self.scratch)))
         log_q, features, cache = self.drafter.follow(
@@ -271,7 +273,7 @@ class Growth(Growing):
             beam.features,
             beam.tokens,
             jnp.minimum(cells, n - 1),
-            cells < n,
+            cells < self.end,
             jnp.concatenate([before, beam.seen], axis=-1),
             slots,
         )
@@ -292,7 +294,7 @@ class Growth(Growing):
         tokens = jax.lax.top_k(ranked, self.shape.width)[1]
         # Rounding can leave a log-probability of a little more than 0.
         scores = scores[..., None] + jnp.minimum(at(log_q, tokens), 0.0)
-        return tokens, jnp.where((cells < self.cells)[..., None], scores, -jnp.inf)
+        return tokens, jnp.where((cells < self.end)[..., None], scores, -jnp.inf)
 
     def _onward(self, depth, tokens, scores, features, seen) -> "_Beam":
         """The beam of a depth, of what the one above it offered [B, K, C]."""
@@ -325,7 +327,7 @@ class Growth(Growing):
             tokens=take(jnp.concatenate([root, tokens], axis=1), numbers),
             parent=jnp.argmax(numbers[:, None] == up[..., None], axis=-1),
             depth=depth,
-            valid=(done - 1 + depth < self.cells) & (possible | (not self.draws)),
+            valid=(done - 1 + depth < self.end) & (possible | (not self.draws)),
             scores=scores,
             drawn=None,
             source=jnp.maximum(1 + deeper // c, 0),

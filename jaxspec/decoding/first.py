@@ -27,5 +27,6 @@ def draw_first(
     first = jnp.zeros((target.batch, 1), jnp.int32)
     valid = jnp.ones((target.batch, 1), bool)
     token = draw(cell_keys(keys, first), log_p)
-    decoded = Decoded.empty(target.batch, target.grid).check(log_p, valid)
+    decoded = Decoded.empty(target.batch, target.grid, target.grammar.newline)
+    decoded = decoded.check(log_p, valid)
     return token, log_p, cache, decoded.settle(first, valid, token, DRAWN)

@@ -4,7 +4,8 @@ One step covers SJD (Teng et al. 2024), SCD (So et al. 2025) and GSD: they diffe
 rule that judges a draft and in how the drafts behind the first reject are renewed. A
 step feeds the newest final token and the drafts behind it, which gives the target's
 distribution of every cell of the window. Rolling back is not moving the cursor: slots
-behind it are written again before they are seen.
+behind it are written again before they are seen. A newline is a draft that no rule
+rejects.
 
 `judge` and `step` decode the grid as one line. `verify`, `outcome` and `renew` are what
 becomes of a single window; `rows` has several of them in one pass.
@@ -166,7 +167,7 @@ def judge(
     (b, d), n = state.drafts.shape, state.decoded.tokens[0].size
     rows, raster = jnp.arange(b)[:, None], jnp.arange(n)[None]
     cells = state.done[:, None] + jnp.arange(d + 1)[None]  # the window's
-    inside = cells < n
+    inside = cells < target.grammar.end
     fed = jnp.minimum(cells - 1, n - 1)
     newest = state.decoded.tokens.reshape(b, n)[rows, fed[:, :1]]
     tokens = jnp.concatenate([newest, state.drafts], axis=1)
@@ -178,11 +179,8 @@ def judge(
     judged = jnp.sum(inside, axis=1)
     verdict = verify(state, log_p, judged, passes, rule=rule, codes=codes)
     tokens, origin, order = outcome(state, verdict)
-    decoded = replace(
-        state.decoded,
-        target_passes=passes,
-        drafted=state.decoded.drafted + jnp.sum(inside[:, :d], axis=1),
-    ).check(log_p, inside)
+    decoded = replace(state.decoded, target_passes=passes).check(log_p, inside)
+    decoded = decoded.judged(cells[:, :d], inside[:, :d])
     decoded = decoded.settle(cells, inside & (order <= 0), tokens, origin)
     done = state.done + verdict.accepted + active
     return replace(state, cache=cache, done=done, decoded=decoded), verdict
@@ -213,7 +211,7 @@ def verify(
     likely = chance(rule, *given, jnp.broadcast_to(place, state.drafts.shape))
     coins = uniform(cell_keys(state.keys, cells, ACCEPT, passes[:, None]))
     inside = place < judged[:, None]
-    passed = (coins < likely) & inside
+    passed = ((coins < likely) | state.decoded.grammar.forced(cells)) & inside
     accepted = jnp.sum(jnp.cumprod(passed, axis=1), axis=1)
     coupled = Ratio()(log_p[:, :d], state.log_q, state.drafts)
     kept = (coins < coupled) & inside
@@ -307,7 +305,10 @@ def renew(
     entering = place >= verdict.judged[:, None]
     before = jnp.minimum(place, d - 1)
     log_p = _pick(verdict.log_p, jnp.minimum(place, d))
-    left = _pick(verdict.log_p, jnp.maximum(verdict.judged[:, None] - 1, 0))
+    last = verdict.judged[:, None] - 1
+    # A newline says nothing of what follows it.
+    last -= state.decoded.grammar.forced((state.done - moved)[:, None] + last)
+    left = _pick(verdict.log_p, jnp.maximum(last, 0))
     log_q = _source(state, log_p, entering, left, initial)
     passes = state.decoded.target_passes[:, None]
     if refresh == "gumbel":
@@ -375,31 +376,52 @@ def _enter(
 ) -> tuple[jax.Array, jax.Array]:
     """Drafts and what they came from, where entering ones are not drawn by the model.
 
-    `newest` [B, 1] is the last final token.
+    `newest` [B, 1] is the last final token. Newlines are what they are.
     """
-    v, (_, h, w) = log_q.shape[-1], state.decoded.tokens.shape
+    cells, grammar, v = _cells(state), state.decoded.grammar, log_q.shape[-1]
+    if initial not in ("sample-left", "sample-above"):
+        new = _chosen(state, drafts, entering, newest, initial, grammar.codes(v))
+        new = jnp.broadcast_to(new, drafts.shape)
+        even = jnp.where(jnp.arange(v) < grammar.codes(v), 0.0, -jnp.inf)
+        even = jnp.broadcast_to(even - jnp.log(grammar.codes(v)), log_q.shape)
+        new_q = even if initial == "random" else one_hot(new, v)
+        drafts = jnp.where(entering, new, drafts)
+        log_q = jnp.where(entering[..., None], new_q, log_q)
+    if grammar.newline is not None:
+        forced = grammar.forced(cells)
+        drafts = jnp.where(forced, grammar.newline, drafts)
+        log_q = jnp.where(forced[..., None], one_hot(drafts, v), log_q)
+    return drafts, log_q
+
+
+def _chosen(
+    state: JacobiState,
+    drafts: jax.Array,
+    entering: jax.Array,
+    newest: jax.Array,
+    initial: Initial,
+    codes: int,
+) -> jax.Array:
+    """First drafts, [B, D] or the same for all [B, 1], that no model draws."""
+    cells, n = _cells(state), state.decoded.tokens[0].size
+
+    def above(cells):
+        up = jnp.clip(cells - state.decoded.tokens.shape[2], 0, n - 1)
+        return jnp.take_along_axis(state.decoded.tokens.reshape(-1, n), up, axis=1)
+
     if initial == "repeat-left":
         tokens = jnp.concatenate([newest, drafts], axis=1)
         last = jnp.sum(~entering, axis=1, keepdims=True)
-        new = jnp.take_along_axis(tokens, last, axis=1)
-    elif initial == "repeat-above":
-        up = jnp.clip(_cells(state) - w, 0, h * w - 1)
-        new = jnp.take_along_axis(state.decoded.tokens.reshape(-1, h * w), up, axis=1)
-    elif initial == "upsampled":
-        cells = jnp.minimum(_cells(state), h * w - 1)
-        new = jnp.take_along_axis(state.upsampled, cells, axis=1)
-    elif initial == "random":
-        keys = cell_keys(state.keys, _cells(state), INITIAL)
-        new = jax.vmap(jax.vmap(lambda k: jax.random.randint(k, (), 0, v)))(keys)
-    else:
-        return drafts, log_q
-    new = jnp.broadcast_to(new, drafts.shape)
-    even = jnp.full_like(log_q, -jnp.log(v))
-    new_q = even if initial == "random" else one_hot(new, v)
-    drafts = jnp.where(entering, new, drafts)
-    return drafts, jnp.where(entering[..., None], new_q, log_q)
+        left, first = jnp.take_along_axis(tokens, last, axis=1), cells[:, :1] + last
+        return jnp.where(state.decoded.grammar.forced(first - 1), above(first), left)
+    if initial == "repeat-above":
+        return above(cells)
+    if initial == "upsampled":
+        return jnp.take_along_axis(state.upsampled, jnp.minimum(cells, n - 1), axis=1)
+    keys = cell_keys(state.keys, cells, INITIAL)
+    return jax.vmap(jax.vmap(lambda k: jax.random.randint(k, (), 0, codes)))(keys)
 
 
 def finished(state: JacobiState) -> jax.Array:
     """Which images [B] have all their cells."""
-    return state.done >= state.decoded.tokens[0].size
+    return state.done >= state.decoded.grammar.end

@@ -9,7 +9,8 @@ A cell sees all final cells before it, and the drafts before it in its own row. 
 final token of the rows in question is in the cache: accepted drafts were fed as such, a
 row's newest token is fed in each pass, and so is the last one of the row that was
 filled. A row's first cell is drawn before the cell that precedes it in raster order is
-final: a stand-in is fed, in a slot that only this input sees.
+final: a stand-in is fed, in a slot that only this input sees. Where rows end with a
+newline, that is fed, and all behind it see it; windows have none.
 
 The state is a `JacobiState` whose window has an axis of S segments: `done` [B, S], the
 first cell of each that is not final; drafts [B, S, D]; `log_q` [B, S, D, V]. Rows take
@@ -24,6 +25,7 @@ import jax.numpy as jnp
 from jaxspec.acceptance import Rule
 from jaxspec.decoding import jacobi
 from jaxspec.decoding.decoded import Decoded
+from jaxspec.decoding.grammar import ImageGrammar
 from jaxspec.decoding.jacobi import BONUS, Initial, JacobiState, Refresh
 from jaxspec.decoding.target import Target
 from jaxspec.decoding.wavefront import stand_in
@@ -66,13 +68,13 @@ def start(
 
 
 def lengths(
-    done: jax.Array, grid: tuple[int, int], window: int, context: int
+    done: jax.Array, grammar: ImageGrammar, window: int, context: int
 ) -> jax.Array:
     """How many cells of each segment [B, S] a pass judges; 0 for a row that waits."""
-    h, w = grid
+    (h, w), (_, free) = grammar.grid, grammar.picture
     row, column = done // w, done % w
-    above = jnp.where(_is_top(done, w), w, jnp.roll(column, 1, axis=1))
-    is_open = (row < h) & (above >= min(context, w))
+    above = jnp.where(_is_top(done, w), free, jnp.roll(column, 1, axis=1))
+    is_open = (row < h) & (above >= min(context, free))
     return jnp.where(is_open, jnp.minimum(window, above - column), 0)
 
 
@@ -103,7 +105,7 @@ def step(
     (b, s, d), w = state.drafts.shape, target.grid[1]
     place = jnp.arange(d + 1)[None, None]
     cells = state.done[..., None] + place
-    judged = lengths(state.done, target.grid, d + 1, context)
+    judged = lengths(state.done, target.grammar, d + 1, context)
     inside = place < judged[..., None]
     log_p, cache = target.follow(state.cache, *_inputs(state, cells, inside))
     log_p = log_p[:, : s * (d + 1)]
@@ -122,14 +124,12 @@ def step(
     settled = inside & ((order < 0) | ((order == 0) & settled))
     moved = jnp.sum(settled, axis=-1)
     done = state.done + moved
+    done += target.grammar.forced(done)
     done += jnp.where((moved > 0) & (done % w == 0), (s - 1) * w, 0)
 
     flat = lambda x: x.reshape(b, -1)
-    decoded = replace(
-        state.decoded,
-        target_passes=passes,
-        drafted=state.decoded.drafted + jnp.sum(inside[..., :d], axis=(1, 2)),
-    ).check(log_p, flat(inside))
+    decoded = replace(state.decoded, target_passes=passes).check(log_p, flat(inside))
+    decoded = decoded.judged(flat(cells[..., :d]), flat(inside[..., :d]))
     decoded = decoded.settle(flat(cells), flat(settled), flat(tokens), flat(origin))
     state = replace(state, cache=cache, decoded=decoded)
     if initial == "sample-above":
@@ -170,8 +170,8 @@ def _inputs(
     """What a pass feeds: tokens, cells, which are written, and what they see.
 
     Takes the cells [B, S, D + 1] of the segments, and which are judged. Flat, with one
-    more at the end if there are several segments: the last cell of the row above the
-    topmost, if no segment feeds it.
+    more at the end if there are several segments, or newlines: the last cell of the row
+    above the topmost, if no segment feeds it.
     """
     (b, s, size), (_, h, w) = cells.shape, state.decoded.tokens.shape
     n, raster = h * w, jnp.arange(h * w)[None, None, None]
@@ -186,11 +186,12 @@ def _inputs(
     own = (raster >= state.done[..., None, None]) | (raster == fed[..., None])
     visible = (final | own) & (raster <= fed[..., None])
     flat = [x.reshape(b, s * size, *x.shape[3:]) for x in (tokens, fed, write, visible)]
-    if s == 1:
+    newline = state.decoded.newline is not None
+    if s == 1 and not newline:
         return tuple(flat)
     top = jnp.min(state.done, axis=1)
-    last = jnp.clip(top // w * w - 1, 0, n - 1)
-    due = (top >= w) & (top % w > 0) & (top < n)
+    last = jnp.clip(top // w * w - 1 - newline, 0, n - 1)
+    due = (top >= w) & ((top % w > 0) | newline) & (top < n)
     token = state.decoded.tokens.reshape(b, n)[jnp.arange(b), last]
     seen = final[:, 0] & (raster[0] <= last[:, None, None])
     rider = (token[:, None], last[:, None], due[:, None], seen)

@@ -1,11 +1,13 @@
 """What a method sees of a model: the distribution of the cell after a given one."""
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from jaxspec.decoding.grammar import ImageGrammar
 from jaxspec.models.cache import Cache
 from jaxspec.models.chameleon import ChameleonGrid
 from jaxspec.models.lpd import LPDNet
@@ -29,6 +31,8 @@ class Target:
       sampling: how logits become the distribution.
       codes: [V, d] what codes look like, for rules that ask; None if nothing is known.
       model: the static module.
+      null: the condition and visible prefix slots that guidance compares with, where
+        they are the image's own and not the model's `null`; of the same shapes.
     """
 
     params: Any
@@ -37,6 +41,7 @@ class Target:
     sampling: Sampling
     codes: jax.Array | None
     model: Transformer | ChameleonGrid | LPDNet = field(metadata={"static": True})
+    null: tuple[jax.Array, jax.Array] | None = None
 
     @staticmethod
     def create(
@@ -46,6 +51,7 @@ class Target:
         sampling: Sampling,
         prefix_visible: jax.Array | None = None,
         codes: jax.Array | None = None,
+        null: tuple[jax.Array, jax.Array] | None = None,
     ) -> "Target":
         """Copies the layers' weights, unless they are `prepared` already."""
         params = model.prepared(params)
@@ -54,7 +60,7 @@ class Target:
             shape = (condition.shape[0], model.config.prefix_length)
             prefix_visible = jnp.ones(shape, bool)
         visible = jnp.asarray(prefix_visible)
-        return Target(params, condition, visible, sampling, codes, model)
+        return Target(params, condition, visible, sampling, codes, model, null)
 
     @property
     def batch(self) -> int:
@@ -64,19 +70,27 @@ class Target:
     def grid(self) -> tuple[int, int]:
         return self.model.config.grid
 
+    @property
+    def grammar(self) -> ImageGrammar:
+        """Which cells are newlines."""
+        return ImageGrammar.of(self.model.config)
+
     def check_draft(self, draft: Any) -> None:
         """Refuses what cannot draft for this target; its grid may be another.
 
         Raises:
-          ValueError: it is no target, or has other codes or another batch.
+          ValueError: it is no target, or has other codes, newlines where there are
+            none or none where there are, or another batch.
         """
         if not isinstance(draft, Target):
             raise ValueError(
                 f"draft must be a Target of its own, with its condition, not {draft!r}"
             )
         codes = [x.model.config.vocab_size for x in (draft, self)]
+        newlines = [x.grammar.newline for x in (draft, self)]
         for what, own, wanted in (
             ("number of codes", *codes),
+            ("newline code", *newlines),
             ("batch of conditions", draft.batch, self.batch),
         ):
             if own != wanted:
@@ -106,6 +120,18 @@ class Target:
         """Images [B, ...] to the network's rows: with guidance, each twice."""
         return jnp.repeat(x, self.sampling.rows, axis=0)
 
+    def of_images(self, pick: Callable[[jax.Array], jax.Array]) -> "Target":
+        """The target of other images: all that is one for each goes through `pick`."""
+        own = self.condition, self.prefix_visible, self.null
+        condition, visible, null = jax.tree.map(pick, own)
+        return replace(self, condition=condition, prefix_visible=visible, null=null)
+
+    def _prefix_rows(self) -> jax.Array:
+        """Which prefix slots the network's rows see [B * rows, P]."""
+        if self.sampling.guidance is None or self.null is None:
+            return self.rows(self.prefix_visible)
+        return _neighbours(self.prefix_visible, self.null[1])
+
     def _apply(self, method: str, *args) -> Any:
         return self.model.apply(self.params, *args, method=method)
 
@@ -119,7 +145,8 @@ class Target:
 
     def distribution(self, logits: jax.Array, cells: jax.Array) -> jax.Array:
         """`log_probs` of logits [B * rows, T, V], whatever made them."""
-        return log_probs(guide(logits, cells, self.sampling), self.sampling)
+        guided = guide(logits, cells, self.sampling)
+        return log_probs(self.grammar.allowed(guided, cells), self.sampling)
 
     def prefix_inputs(self, scratch: int = 0) -> tuple[jax.Array, ...]:
         """The condition as `Transformer.extend` takes it: inputs, slots, visible.
@@ -127,18 +154,17 @@ class Target:
         Of B * rows rows and P slots; with `scratch` slots more than cells to be seen.
         """
         config = self.model.config
-        condition = self.condition
+        condition, seen = self.condition, self._prefix_rows()
         if self.sampling.guidance is not None:
-            null = self._apply("null", condition)
-            condition = jnp.stack([condition, null], axis=1)
-            condition = condition.reshape(-1, *self.condition.shape[1:])
+            null = self.null[0] if self.null else self._apply("null", condition)
+            condition = _neighbours(condition, null)
         x = self._apply("prefix", condition)
         p = config.prefix_length
         slots = jnp.broadcast_to(jnp.arange(p), x.shape[:2])
-        visible = jnp.tril(jnp.ones((1, p, p), bool)) & self.prefix_visible[:, None]
+        visible = jnp.tril(jnp.ones((1, p, p), bool)) & seen[:, None]
         visible |= jnp.eye(p, dtype=bool)[None]  # a padding row would else see nothing
         visible = jnp.pad(visible, ((0, 0), (0, 0), (0, config.cells + scratch)))
-        return x, slots, self.rows(visible)
+        return x, slots, visible
 
     def read_prefix(self, scratch: int = 0) -> tuple[jax.Array, Cache]:
         """Runs the condition: features [B * rows, P, C] of its slots, and the cache.
@@ -229,9 +255,9 @@ class Target:
         p = self.model.config.prefix_length
         last = p + visible.shape[-1]  # this slot and those after it are not written
         slots = jnp.where(write, p + (cells if slots is None else slots), last)
-        prefix = jnp.broadcast_to(self.prefix_visible[:, None], (*tokens.shape, p))
-        visible = jnp.concatenate([prefix, visible], axis=-1)
         tokens, at, slots, visible = map(self.rows, (tokens, cells, slots, visible))
+        prefix = jnp.broadcast_to(self._prefix_rows()[:, None], (*tokens.shape, p))
+        visible = jnp.concatenate([prefix, visible], axis=-1)
         return self._apply("embed", tokens, at), slots, visible, at + p
 
     def keep(
@@ -241,3 +267,8 @@ class Target:
         p = self.model.config.prefix_length
         to = jnp.where(valid, p + cells, cache.slots)
         return cache.copied(self.rows(p + slots), self.rows(to))
+
+
+def _neighbours(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Rows of a and b [B, ...] in turn: [2 B, ...]."""
+    return jnp.stack([a, b], axis=1).reshape(-1, *a.shape[1:])

@@ -24,6 +24,7 @@ from jaxspec.acceptance import Ratio, Rule, chance, rest_of
 from jaxspec.decoding.decoded import ACCEPTED, BONUS, RESAMPLED, Decoded
 from jaxspec.decoding.drafting import Growing, Growth, Tree, ancestors, take
 from jaxspec.decoding.first import draw_first
+from jaxspec.decoding.grammar import ImageGrammar
 from jaxspec.decoding.jacobi import one_hot
 from jaxspec.decoding.target import Target
 from jaxspec.models.cache import Cache
@@ -123,7 +124,8 @@ def step(target: Target, how: Growing, state: TreeState, rule: Rule) -> TreeStat
       state: from `start` or the step before.
       rule: judges children.
     """
-    n, active = state.decoded.tokens[0].size, state.done < target.model.config.cells
+    n, end = state.decoded.tokens[0].size, target.grammar.end
+    active = state.done < end
     tree, drafting = _growth(how, state).grow(state.drafting)
     log_p, read, cache = _read(target, state, tree, how.shape.depth)
     passes = state.decoded.target_passes + active
@@ -139,14 +141,16 @@ def step(target: Target, how: Growing, state: TreeState, rule: Rule) -> TreeStat
             passes=passes,
             rule=rule,
             codes=state.codes,
+            grammar=target.grammar,
         )
-    left = jnp.clip(n - state.done, 0, how.shape.depth)
+    left = jnp.clip(end - state.done, 0, how.shape.depth)
     decoded = replace(
         state.decoded,
         target_passes=passes,
         draft_passes=state.decoded.draft_passes + left,
-        drafted=state.decoded.drafted + jnp.sum(tree.valid[:, 1:], axis=1),
     )
+    nodes = state.done[:, None] - 1 + tree.depth[:, 1:]
+    decoded = decoded.judged(nodes, tree.valid[:, 1:])
     decoded = decoded.check(tree.scores[..., None], active[:, None])
     decoded = decoded.check(log_p, tree.valid)
 
@@ -155,7 +159,7 @@ def step(target: Target, how: Growing, state: TreeState, rule: Rule) -> TreeStat
     behind = jnp.roll(route.nodes, -1, axis=1)
     tokens = jnp.where(place < kept, take(tree.tokens, behind), route.token[:, None])
     cells = state.done[:, None] + place
-    settled = (place <= kept) & (cells < n)
+    settled = (place <= kept) & (cells < end)
     drawn = jnp.where(route.rejected, RESAMPLED, BONUS)[:, None]
     origin = jnp.where(place < kept, ACCEPTED, drawn)
     features = take(read, target.rows(route.nodes))
@@ -181,6 +185,7 @@ def _growth(how: Growing, state: TreeState) -> Growth:
         shape=how.shape,
         draws=how.draws,
         cells=n,
+        end=state.decoded.grammar.end,
         keys=state.keys,
         attempt=state.decoded.target_passes,
         done=state.done,
@@ -263,6 +268,7 @@ def judge_along(
     passes: jax.Array,
     rule: Rule,
     codes: jax.Array | None = None,
+    grammar: ImageGrammar | None = None,
 ) -> Route:
     """Tests the children of a node one after the other, and goes to the first kept.
 
@@ -276,6 +282,7 @@ def judge_along(
         have `rejected(log_p, log_q, drafts, codes)`, what a reject leaves of p,
         log-probabilities [B, 1, V], where that is not its residual.
       codes: for the rule.
+      grammar: if there are newlines, which no rule rejects.
     """
     b, m, v = log_p.shape
     place = jnp.arange(m)[None]
@@ -298,8 +305,12 @@ def judge_along(
             q = jax.nn.log_softmax(q, axis=-1)
         deep = route.kept[:, None]
         attempt = passes[:, None] * m + child
-        coin = uniform(cell_keys(keys, done[:, None] + deep, ACCEPT, attempt))
-        kept = (coin < chance(rule, p, q, token, codes, deep))[:, 0]
+        cell = done[:, None] + deep
+        coin = uniform(cell_keys(keys, cell, ACCEPT, attempt))
+        kept = coin < chance(rule, p, q, token, codes, deep)
+        if grammar is not None and grammar.newline is not None:
+            kept |= grammar.forced(cell) & (token == grammar.newline)
+        kept = kept[:, 0]
         testing, going = some & ~over, some & kept & ~over
         rest = jnp.where(testing[:, None, None], left(p, q, token, deep), p)
         p = jnp.where(going[:, None, None], take(log_p, child), rest)
@@ -321,4 +332,4 @@ def judge_along(
 
 def finished(state: TreeState) -> jax.Array:
     """Which images [B] have all their cells."""
-    return state.done >= state.decoded.tokens[0].size
+    return state.done >= state.decoded.grammar.end

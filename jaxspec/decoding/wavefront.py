@@ -85,10 +85,11 @@ def start(
     token, log_p, cache, decoded = draw_first(target, keys, prefilled)
     b, (h, w) = target.batch, target.grid
     none = jnp.full((b, 1), -1, jnp.int32)
+    free = jnp.broadcast_to(~target.grammar.mask, (b, h, w))
     return WavefrontState(
         cache=cache,
         keys=keys,
-        pending=jnp.ones((b, h, w), bool).at[:, 0, 0].set(False),
+        pending=free.at[:, 0, 0].set(False),
         fresh=jnp.zeros((b, h * w), bool),
         decoded=decoded,
         candidate=Candidate(none, token, log_p) if tentative else None,
@@ -174,6 +175,7 @@ def step(
     """
     b, n = state.fresh.shape
     rows, raster = jnp.arange(b)[:, None], jnp.arange(n)[None]
+    forced = target.grammar.forced(raster)
     pending = state.pending.reshape(b, n)
     open_cells = ready(state.pending, window, first_row_alone, islands).reshape(b, n)
     cells, valid = first_cells(open_cells, frontier)
@@ -181,7 +183,8 @@ def step(
     if riders:
         # What is drawn, but not in the cache; nothing follows the last cell.
         due = ~state.fresh & (state.decoded.final_pass.reshape(b, n) >= 0)
-        due &= raster < n - 1
+        # A newline is fed where the cell behind it is drawn.
+        due &= (raster < n - 1) & ~forced
         due = due.at[rows, jnp.where(valid, fed, n)].set(False, mode="drop")
         extra, exists = first_cells(due, riders)
         fed = jnp.concatenate([fed, jnp.minimum(extra, n - 1)], axis=1)
@@ -207,7 +210,9 @@ def step(
     origin = decoded.origin.reshape(b, n)[rows, jnp.minimum(cells, n - 1)]
     final, candidate = valid, state.candidate
     if candidate is not None:
-        early = valid & pending[rows, fed[:, : cells.shape[1]]]
+        # A newline is certain, but not what it says while its row has a gap.
+        gap = pending | (forced & jnp.roll(pending, 1, axis=1))
+        early = valid & gap[rows, fed[:, : cells.shape[1]]]
         again = valid & (cells == candidate.cell)
         drawn, same, candidate = _once_more(
             candidate, state.keys, passes, cells, log_p, drawn, again, early

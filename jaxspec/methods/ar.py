@@ -9,6 +9,8 @@ from jaxspec.decoding import Decoded, Target, method_class, wavefront
 class AR:
     """The baseline: N - 1 passes after the prefill, which draws the first cell.
 
+    Newlines take none: N is the cells of the picture.
+
     Guarantee: exact. The wavefront engine with a window of a whole row.
     """
 
@@ -18,7 +20,11 @@ class AR:
     def step(
         self, target: Target, state: wavefront.WavefrontState
     ) -> wavefront.WavefrontState:
-        return wavefront.step(target, state, window=target.grid[1], frontier=1)
+        # In place of a row's last cell, the newline behind it is fed.
+        riders = 0 if target.grammar.newline is None else 1
+        return wavefront.step(
+            target, state, window=target.grid[1], frontier=1, riders=riders
+        )
 
     def finished(self, state: wavefront.WavefrontState) -> jax.Array:
         return wavefront.finished(state)

@@ -28,12 +28,13 @@ from jaxspec.methods.upsampled import (
     bound_upsampler,
     check_drafter,
     draft_keys,
+    rescaled,
     with_draft,
 )
 from jaxspec.methods.zipar import ZipAR
 from jaxspec.neighbours import nearest_codes, neighbour_table
 from jaxspec.sampling import ACCEPT, Sampling, cell_keys, uniform
-from jaxspec.upsampling import Name, Upsampler, named, resized
+from jaxspec.upsampling import Name, Upsampler, named
 
 if TYPE_CHECKING:
     from jaxspec.pipeline import Pipeline
@@ -262,7 +263,7 @@ class MuLo:
                 lambda s: s,
                 state,
             )
-        w, frontier = target.grid[1], self.most_at_once(target.grid)
+        w, frontier = target.grid[1], self.most_at_once(target.grammar.picture)
         wave = wavefront.step(
             target,
             state.wave,
@@ -318,7 +319,7 @@ class MuLo:
         (h, w), b = draft.grid, draft.batch
         known = state.done * (target.grid[0] // h)
         known = _last_repeated(state.wave.decoded.tokens, known)
-        small = resized(self.downsampler or self.upsampler, known, draft.grid)
+        small = rescaled(self.downsampler or self.upsampler, known, target, draft)
         fed = (jnp.arange(h * w)[None] < state.done[:, None] * w) & images[:, None]
         tokens = drafter.decoded.tokens.reshape(b, h * w)
         tokens = jnp.where(fed, small.reshape(b, h * w), tokens)
@@ -343,14 +344,15 @@ class MuLo:
 
         `first` is None if the first cell's round was before.
         """
-        grid, low_h = target.grid, state.low.shape[1]
+        draft, grid, low_h = self.draft, target.grid, state.low.shape[1]
+        assert isinstance(draft, Target)
         rows, scale = self._rows(low_h), grid[0] // low_h
         block = Block.create(
             images, state.done * scale, rows * scale, grid, self.rows_at_once
         )
         inside = block.mask.reshape(-1, *grid)
         known = _last_repeated(state.low, state.done + rows)
-        drafts = resized(self.upsampler, known, grid)
+        drafts = rescaled(self.upsampler, known, draft, target)
         drafts = jnp.where(inside, drafts, state.drafts)
 
         tokens = jnp.where(inside, drafts, state.wave.decoded.tokens)
@@ -361,11 +363,12 @@ class MuLo:
             block,
             partial(self._keeps, target, state.wave.keys, self._pool(target)),
             first=first,
-            most_late=self.most_at_once(grid),
+            most_late=self.most_at_once(target.grammar.picture),
             again=self.refresh == "after",
         )
         rejected = inside & ~kept.reshape(inside.shape)
         redrawn = expand(rejected, self.radius, self.expand, self.clip) & inside
+        redrawn &= ~target.grammar.mask[None]
         wave = blocks.settle(wave, block, rejected, redrawn, first)
         if self.refresh == "before":
             wave = blocks.refresh(target, wave, block)

@@ -74,7 +74,7 @@ class PJD(Jacobi):
     def begin(
         self, target: Target, keys: jax.Array, upsampled: jax.Array | None
     ) -> jacobi.JacobiState:
-        h, w = target.grid
+        h, w = target.grammar.picture
         most = -(-w // self.context) if self.rows is None else self.rows
         if self.context >= w:
             most = 1  # one row after the other

@@ -74,7 +74,7 @@ class Speculative:
         old, cache = self.propose(state)
         window, _ = jacobi.judge(target, old, rule=self.rule, codes=target.codes)
         cells = old.done[:, None] + jnp.arange(self.length)[None]
-        drafted = cells < window.decoded.tokens[0].size
+        drafted = cells < target.grammar.end
         passes = window.decoded.draft_passes + jnp.sum(drafted, axis=1)
         decoded = replace(window.decoded, draft_passes=passes)
         decoded = decoded.check(old.log_q, drafted)

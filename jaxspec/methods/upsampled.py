@@ -54,7 +54,18 @@ class Upsampled:
         """
         draft = check_drafter(target, self.draft)
         low = decode(self.method, draft, draft_keys(keys))
-        return resized(self.upsampler, low.tokens, target.grid), low
+        return rescaled(self.upsampler, low.tokens, draft, target), low
+
+
+def rescaled(
+    upsampler: Upsampler, tokens: jax.Array, source: Target, to: Target
+) -> jax.Array:
+    """Tokens of one target's grids on the grids of another, int32 [B, H, W].
+
+    Pictures are enlarged, or made smaller; newlines stay at the ends of rows.
+    """
+    pictures = source.grammar.without(tokens)
+    return to.grammar.written(resized(upsampler, pictures, to.grammar.picture))
 
 
 def bound_drafter(
@@ -96,7 +107,7 @@ def check_drafter(target: Target, draft: Any) -> Target:
             "jaxspec.generate"
         )
     target.check_draft(draft)
-    (h, w), (low_h, low_w) = target.grid, draft.grid
+    (h, w), (low_h, low_w) = target.grammar.picture, draft.grammar.picture
     if h % low_h or w % low_w:
         raise ValueError(
             f"the drafter's grid must divide the target's, {h} x {w}, and is "

@@ -54,7 +54,7 @@ class ZipAR:
     def step(
         self, target: Target, state: wavefront.WavefrontState
     ) -> wavefront.WavefrontState:
-        h, w = target.grid
+        h, w = target.grammar.picture
         window = min(self.window, w)
         return wavefront.step(
             target,

@@ -42,6 +42,8 @@ class TransformerConfig:
         column, with zero rows for the prefix.
       norm_epsilon: of the RMS norms.
       rotary_base: of the rotary frequencies.
+      newline: the grid's last column is newlines, the last code: see
+        `jaxspec.decoding.grammar`.
     """
 
     vocab_size: int
@@ -56,6 +58,7 @@ class TransformerConfig:
     positions: Literal["learned", "rotary"]
     norm_epsilon: float = 1e-5
     rotary_base: float = 10000.0
+    newline: bool = False
 
     @property
     def cells(self) -> int:

@@ -1,0 +1,221 @@
+"""Rows that end with a newline: cells, passes and counts by hand, and exactness."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.decoding import (
+    ACCEPTED,
+    BONUS,
+    DRAWN,
+    FORCED,
+    RESAMPLED,
+    ImageGrammar,
+    wavefront,
+)
+from jaxspec.methods import (
+    AR,
+    EAGLE,
+    EAGLE2,
+    GSD,
+    PJD,
+    SCD,
+    SJD,
+    MuLo,
+    Speculative,
+    ZipAR,
+)
+from jaxspec.methods.upsampled import Upsampled
+from jaxspec.testing import divergence, exact_check, keys_of, toy_target
+from jaxspec.upsampling import Nearest
+from tests import toy
+
+D, A, R, B, F = DRAWN, ACCEPTED, RESAMPLED, BONUS, FORCED
+
+
+def target(grid, codes=3, batch=1, **how):
+    return toy_target(grid, codes, batch, newline=True, **how)
+
+
+@dataclass(frozen=True)
+class Always:
+    """Keeps all drafts, or none."""
+
+    chance: float
+
+    def __call__(self, log_p, log_q, drafts, codes=None):
+        return jnp.full(drafts.shape, self.chance)
+
+
+# By hand: 2 rows of 3 cells. With newlines the cells are 0 1 2 N, 4 5 6 N.
+
+
+def decoded(method, grid=(2, 3)):
+    return toy.decode_jitted(method, target(grid, batch=2, guidance=2.0), keys_of(2))
+
+
+BY_HAND = {
+    "AR": (AR(), [[0, 1, 2, 0], [3, 4, 5, 0]], [[D, D, D, F], [D, D, D, F]], 0),
+    "ZipAR": (ZipAR(1), [[0, 1, 2, 0], [1, 2, 3, 0]], [[D, D, D, F], [D, D, D, F]], 0),
+    # 1 and 2 are kept, the newline is certain, 4 is for free; then 5 and 6.
+    "SJD, all kept": (
+        SJD(4, "repeat-left", Always(1.0)),
+        [[0, 1, 1, 0], [1, 2, 2, 0]],
+        [[D, A, A, F], [B, A, A, F]],
+        4,
+    ),
+    # The pass of cell 4 has the newline as a draft, which no rule rejects.
+    "SJD, none kept": (
+        SJD(3, rule=Always(0.0)),
+        [[0, 1, 2, 0], [3, 4, 5, 0]],
+        [[D, R, R, F], [R, R, R, F]],
+        2 + 1 + 1 + 2 + 1,
+    ),
+    # Row 1 is open from the start on, and behind row 0 by a cell.
+    "PJD, all kept": (
+        PJD(2, 1, initial="repeat-above", rule=Always(1.0)),
+        [[0, 1, 1, 0], [1, 2, 2, 0]],
+        [[D, A, B, F], [A, A, B, F]],
+        3,
+    ),
+    "MuLo, all kept": (
+        MuLo(target((2, 1), batch=2), Nearest(), AR(), threshold=0.0, neighbours=1),
+        [[1, 1, 1, 0], [1, 1, 1, 0]],
+        [[A, A, A, F], [A, A, A, F]],
+        6,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_cells_passes_and_counts(name):
+    method, final, origin, drafted = BY_HAND[name]
+    out = decoded(method)
+    for i in range(2):
+        np.testing.assert_array_equal(out.final_pass[i], final)
+        np.testing.assert_array_equal(out.origin[i], origin)
+    np.testing.assert_array_equal(out.target_passes, np.max(final))
+    np.testing.assert_array_equal(out.drafted, drafted)
+    np.testing.assert_array_equal(out.tokens[..., 3], 3)
+    assert np.max(out.tokens[..., :3]) < 3
+    assert out.summary()["cells"] == 6
+    np.testing.assert_array_equal(out.picture().tokens, out.tokens[..., :3])
+    assert out.picture().summary() == out.summary()
+
+
+def test_first_drafts_never_copy_a_newline():
+    """A window that ends at a row's end: behind the newline, the code above is left."""
+    out = decoded(SJD(3, "repeat-left", Always(1.0)))
+    first, last = np.asarray(out.tokens[:, 0, 0]), np.asarray(out.tokens[:, 1, 2])
+    want = np.stack([first, first, first, first, first, last], axis=-1)
+    np.testing.assert_array_equal(out.picture().tokens.reshape(2, 6), want)
+    np.testing.assert_array_equal(out.origin[0, 1], [A, A, B, F])
+
+
+@pytest.mark.parametrize(("window", "passes"), [(8, 377), (16, 753), (24, 1129)])
+def test_passes_of_released_zipar_at_768_px(window, passes):
+    """The released window counts the newline: 8 is 7 tokens of the row above."""
+    after = jax.jit(lambda p: p & ~wavefront.ready(p, window - 1))
+    pending = ~ImageGrammar((48, 49), 9).mask[None].at[0, 0, 0].set(True)
+    for _ in range(passes - 2):
+        pending = after(pending)
+    assert pending.any()
+    assert not after(pending).any()
+    assert passes == 48 + 47 * (window - 1)
+
+
+# Exactness.
+
+GRID = (2, 2)
+TOP_K = {"temperature": 0.8, "guidance": 1.5, "top_k": 2}
+TOP_P = {"temperature": 1.2, "guidance": 0.5, "top_p": 0.8}
+TREE = ((0,), (1,), (0, 0), (0, 1), (0, 0, 0))
+
+
+def drafter(grid=GRID, **sampling):
+    """Knows nothing of the target."""
+    return target(grid, seed=1, width=8, depth=1, **sampling)
+
+
+EXACT = [
+    (AR(), TOP_K),
+    (ZipAR(2), TOP_P),
+    (ZipAR(1, adaptive=True), {}),  # judged with the whole row above, if not before
+    (SJD(3), TOP_P),
+    (SJD(4, "repeat-left"), {}),
+    (SJD(3, "sample-left"), TOP_K),
+    (SCD(5), {}),
+    (SCD(3, "upsampled", upsampled=Upsampled(drafter((2, 1)), Nearest(), AR())), TOP_P),
+    (PJD(2, 2, "maximal"), TOP_K),
+    (Speculative(drafter(), 2), TOP_K),
+    (EAGLE2(drafter(), depth=3, top_k=2, total=5), TOP_P),
+    (EAGLE(drafter(), tree=TREE), {}),
+    (MuLo(drafter((1, 1)), Nearest(), AR(), threshold=2.0, neighbours=1), {}),
+]
+
+
+@pytest.mark.parametrize(("method", "sampling"), EXACT, ids=str)
+def test_exact_methods_draw_every_picture_as_often_as_they_should(method, sampling):
+    check = exact_check(method, target(GRID, **sampling))
+    assert check.grids == 81
+    assert check.passed, check
+
+
+def test_what_a_cell_can_hold():
+    grammar, inf = ImageGrammar((2, 3), 3), -np.inf
+    got = grammar.allowed(jnp.zeros((1, 2, 4)), jnp.array([[4, 5]]))
+    np.testing.assert_array_equal(got, [[[0, 0, 0, inf], [inf, inf, inf, 0]]])
+    assert (grammar.picture, grammar.end) == ((2, 2), 5)
+    np.testing.assert_array_equal(
+        grammar.written(jnp.ones((1, 2, 2), int))[0, 1], [1, 1, 3]
+    )
+    with pytest.raises(ValueError, match="newline code, 3, not None"):
+        Speculative(toy_target((2, 3), 4)).start(target((2, 2)), keys_of(1))
+
+
+def test_greedy_methods_agree():
+    greedy = target((3, 4), 12, 3, temperature=0)
+    keys = keys_of(3)
+    want = toy.decode_jitted(AR(), greedy, keys)
+    for method in (ZipAR(4), SJD(6), PJD(3, 4)):
+        got = toy.decode_jitted(method, greedy, keys)
+        assert divergence(got, want, greedy).explained(1e-4), method
+
+
+# All methods, once more: every cell comes from somewhere, and no image depends on
+# those beside it.
+
+CELLS = [
+    GSD(5),
+    ZipAR(2, adaptive=True),
+    PJD(2, 2, "maximal"),
+    MuLo(
+        target((1, 2), 12, 4, seed=1),
+        Nearest(),
+        AR(),
+        threshold=0.1,
+        neighbours=2,
+        rows=1,
+        radius=1,
+        window=2,
+        refresh="after",
+    ),
+    EAGLE2(target((3, 4), 12, 4, seed=1), depth=3, top_k=2, total=5),
+]
+
+
+@pytest.mark.parametrize("method", CELLS, ids=lambda m: type(m).__name__)
+def test_every_cell_comes_from_somewhere_whatever_is_beside_it(method):
+    several, keys = target((3, 4), 12, 4), keys_of(4)
+    out = toy.decode_jitted(method, several, keys)
+    parts = [out.count(o) for o in (DRAWN, ACCEPTED, RESAMPLED, BONUS)]
+    np.testing.assert_array_equal(sum(parts), 12)
+    np.testing.assert_array_equal(out.count(FORCED), 3)
+    assert (out.drafted >= out.count(ACCEPTED)).all()
+    assert (out.bad_pass == -1).all()
+    got = toy.decode_jitted(toy.take(method, [2]), toy.take(several, [2]), keys[2:3])
+    want = jax.tree.map(lambda x: x[2:3], out)
+    jax.tree.map(np.testing.assert_array_equal, got, want)
