@@ -203,7 +203,7 @@ def generate(
                 save_animation(beside, frames, file.chunks)
                 typer.echo(f"wrote {beside}")
         if stats:
-            for line in _lines(result.stats.summary()):
+            for line in _lines(result.summary()):
                 typer.echo(line)
 
 

@@ -9,9 +9,11 @@ from typing import Annotated, Any
 import typer
 
 Size = Annotated[
-    int | None,
+    str | None,
     typer.Option(
-        help="Pixels a side, one of the family's sizes.  [default: its largest]"
+        metavar="PIXELS",
+        help="Pixels a side, one of the family's sizes, or HEIGHTxWIDTH where it draws "
+        "such.  [default: the family's own]",
     ),
 ]
 Guidance = Annotated[

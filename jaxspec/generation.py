@@ -19,6 +19,7 @@ from jaxspec.maps import BLANK, blanked, map_sheet, moments
 from jaxspec.pipeline import Pipeline, Prompts
 from jaxspec.recipe import Progress, Recipe, faults, filled, whole_number
 from jaxspec.sampling import image_keys
+from jaxspec.sizes import Size
 
 PIXELS = 2**21  # made of tokens at once, at most: 32 pictures of 256 px
 
@@ -39,6 +40,8 @@ class Generated:
         of making pictures, compilation included where something compiled.
       stages: what was made on the way and can be given to `generate` again, [n, ...],
         such as Tar's "semantic_tokens".
+      published_tokens: what papers count for a picture in place of its cells, where
+        that is more: newlines and what stands around them.
     """
 
     images: np.ndarray
@@ -50,6 +53,7 @@ class Generated:
     settings: dict[str, Any]
     seconds: dict[str, float]
     stages: dict[str, np.ndarray] = field(default_factory=dict)
+    published_tokens: int | None = None
 
     def __len__(self) -> int:
         return len(self.images)
@@ -159,12 +163,19 @@ class Generated:
             draft.write_text(self.to_json() + "\n")
         return paths
 
+    def summary(self) -> dict[str, float]:
+        """Counts of all pictures (see `Decoded.summary`), and `published_tokens`."""
+        counts = self.stats.summary()
+        if self.published_tokens is not None:
+            counts["published_tokens"] = self.published_tokens
+        return counts
+
     def to_json(self) -> str:
         """Everything but the pixels."""
         record = {
             "settings": self.settings,
             "seconds": self.seconds,
-            "summary": self.stats.summary(),
+            "summary": self.summary(),
             "images": [
                 {
                     "prompt": self.prompts[i],
@@ -195,7 +206,7 @@ def generate(
     *,
     semantic_tokens: ArrayLike | None = None,
     features: Any = None,
-    size: int | None = None,
+    size: Size | str | None = None,
     method: Method | None = None,
     num_images: int = 1,
     seed: int = 0,
@@ -219,7 +230,8 @@ def generate(
       features: in place of prompts, what the transformer is conditioned on: TA-Tok's
         features [n, indices, width] for Tar; for LlamaGen each caption's states of the
         text encoder, a list of [tokens, width].
-      size: pixels of a side, one of the trained sizes.
+      size: pixels of a side, (height, width) or "HEIGHTxWIDTH", of those that the
+        family draws.
       method: how to decode; plain AR by default.
       num_images: pictures of each prompt.
       seed: 0 to 2**32 - 1.
@@ -273,6 +285,7 @@ def generate(
         raise fault
     decoded = time.perf_counter()
     images = decode_tokens(params, stats.tokens)
+    published = params.config.text.generated(*stats.tokens.shape[1:])
     seconds["pictures"] = time.perf_counter() - decoded
     return Generated(
         images=images,
@@ -286,6 +299,7 @@ def generate(
         stages={
             k: np.concatenate([b.stages[k] for b in batches]) for k in batches[0].stages
         },
+        published_tokens=published if published > stats.tokens[0].size else None,
     )
 
 

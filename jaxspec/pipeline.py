@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.decoding import Target
+from jaxspec.decoding import ImageGrammar, Target
 from jaxspec.models import abstract
+from jaxspec.models.chameleon import ChameleonGrid, ChameleonGridConfig
 from jaxspec.models.drafter import Eagle
 from jaxspec.models.flashar import Flash, FlashConfig
 from jaxspec.models.lpd import LPDConfig, LPDNet
@@ -18,11 +19,14 @@ from jaxspec.models.upsampler import UpsamplerConfig
 from jaxspec.models.vq import VQ, VQConfig, from_uint8, to_uint8, to_uint8_truncated
 from jaxspec.reading import Asked, Padded, Reader, Shown
 from jaxspec.sampling import Sampling, image_keys
+from jaxspec.sizes import Size, checked_size, sides_of, size_label
 
 # One prompt or several: text, or class labels.
 Prompts = str | int | Sequence[str | int]
+Decoder = TransformerConfig | ChameleonGridConfig
 # How pixels become bytes: as LlamaGen's evaluation does it, or as Tar.
 Bytes = Literal["rounded", "truncated"]
+_FAR = 1e3  # from any code, a coordinate
 _TO_UINT8 = {"rounded": to_uint8, "truncated": to_uint8_truncated}
 
 
@@ -43,7 +47,7 @@ class PipelineConfig:
 
     Attributes:
       name: of the family.
-      decoders: (pixels, network) of each trained size, smallest first.
+      decoders: (pixels, network) of each size, those trained first, smallest first.
       vq: the tokenizer that all sizes share.
       text: how what is asked for is read.
       defaults: sampling settings: measured, or those of the published code.
@@ -58,7 +62,7 @@ class PipelineConfig:
     """
 
     name: str
-    decoders: tuple[tuple[int, TransformerConfig], ...]
+    decoders: tuple[tuple[Size, Decoder], ...]
     vq: VQConfig
     text: Reader
     defaults: Defaults
@@ -72,18 +76,20 @@ class PipelineConfig:
     def __post_init__(self):
         """Raises ValueError if the parts do not belong together."""
         for size, decoder in self.decoders:
-            cells = size / self.vq.factor
-            needs = {
-                "grid": ((cells, cells), "its tokenizer"),
-                "vocab_size": (self.vq.codebook_size, "its tokenizer"),
-            }
-            needs |= {name: (x, "its reader") for name, x in self.text.wants().items()}
-            for name, (want, who) in needs.items():
-                found = getattr(decoder, name)
+            h, w = sides_of(size)
+            grammar, factor = ImageGrammar.of(decoder), self.vq.factor
+            codes = grammar.codes(decoder.vocab_size)
+            needs = [
+                ("grid", grammar.picture, (h / factor, w / factor), "its tokenizer"),
+                ("vocab_size", codes, self.vq.codebook_size, "its tokenizer"),
+            ]
+            for name, want in self.text.wants().items():
+                needs.append((name, getattr(decoder, name), want, "its reader"))
+            for name, found, want, who in needs:
                 if found != want:
                     raise ValueError(
-                        f"{self.name}: the model for {size} px has {name} {found}, "
-                        f"but {who} needs {want}"
+                        f"{self.name}: the model for {size_label(size)} px has {name} "
+                        f"{found}, but {who} needs {want}"
                     )
         for before, after, network in self.upsamplers:
             if network.code_width != self.vq.code_width:
@@ -131,18 +137,19 @@ class PipelineConfig:
         return replace(self, text=changed)
 
     @property
-    def sizes(self) -> tuple[int, ...]:
+    def sizes(self) -> tuple[Size, ...]:
         return tuple(size for size, _ in self.decoders)
 
-    def check_size(self, size: int | None) -> int:
+    def check_size(self, size: Size | str | None) -> Size:
         """The size itself, or the default for None; raises ValueError if untrained."""
-        size = self.defaults.size if size is None else size
+        size = self.defaults.size if size is None else checked_size(size)
         if size not in self.sizes:
-            trained = ", ".join(map(str, self.sizes))
+            trained = ", ".join(map(size_label, self.sizes))
             raise ValueError(
-                f"{self.name} has no model for {size} px; trained sizes: {trained}"
+                f"{self.name} has no model for {size_label(size)} px; trained sizes: "
+                f"{trained}"
             )
-        return int(size)
+        return size
 
 
 @jax.tree_util.register_dataclass
@@ -169,6 +176,32 @@ class Pipeline:
           ValueError: the family has no such option, or not of that value.
         """
         return replace(self, config=self.config.reading(**options))
+
+    def sized(self, size: Size | str | None) -> "Pipeline":
+        """The same family, able to draw a size that is none of its own, if it can be.
+
+        Weights are shared. Lumina-mGPT was trained on many heights and widths beside
+        squares, and told them by its prompt.
+
+        Raises:
+          ValueError: none of its models draws that size.
+        """
+        config, decoders = self.config, dict(self.config.decoders)
+        size = None if size is None else checked_size(size)
+        if size is None or size in decoders:
+            return self
+        if isinstance(size, int):
+            config.check_size(size)  # which says so
+        trained, text = config.text.sized(sides_of(size))
+        (h, w), factor = sides_of(size), config.vq.factor
+        grammar = ImageGrammar.of(decoders[trained])
+        columns = w // factor + (grammar.newline is not None)
+        network = replace(decoders[trained], grid=(h // factor, columns))
+        more = (*config.decoders, (size, network))
+        weights = dict(self.params["decoders"])
+        weights[size_label(size)] = weights[size_label(trained)]
+        params = {**self.params, "decoders": weights}
+        return Pipeline(params, replace(config, decoders=more, text=text))
 
     def ask(self, prompts: Prompts | None = None, **start) -> Asked:
         """What prompts ask for, or what is given in their place; computes nothing.
@@ -234,33 +267,51 @@ class Pipeline:
         return self.read(prompts, **how)[0]
 
     def target(
-        self, condition: Any, sampling: Sampling, size: int | None = None
+        self, condition: Any, sampling: Sampling, size: Size | None = None
     ) -> Target:
         """The model of one size, conditioned: what `jaxspec.decode` draws from.
 
         Args:
-          condition: labels int32 [B], vectors [B, P, width], or `Padded` ones. Where
-            positions are learned, P may be less than the model was made for, and the
-            picture begins right behind it, as in Tar.
+          condition: labels int32 [B], vectors [B, P, width], or `Padded` ones; or those
+            of several sizes, by their labels. Where positions are learned, P may be
+            less than the model was made for, and the picture begins right behind it, as
+            in Tar.
           sampling: settings.
-          size: pixels a side.
+          size: pixels of a side, or height and width.
+
+        Raises:
+          ValueError: there is no model of that size, or it takes another condition.
         """
         size = self.config.check_size(size)
+        label = size_label(size)
         config = dict(self.config.decoders)[size]
-        params = self.params["decoders"][str(size)]
-        visible = None
+        params = self.params["decoders"][label]
+        if isinstance(condition, dict):
+            if label not in condition:
+                known = ", ".join(condition)
+                raise ValueError(f"the condition is one of {known} px, not of {label}")
+            condition = condition[label]
+        visible = null = None
         if isinstance(condition, Padded):
+            if condition.null is not None:
+                null = condition.null.vectors, condition.null.visible
             condition, visible = condition.vectors, condition.visible
         condition = jnp.asarray(condition)
-        if config.prefix != "class":
+        if isinstance(config, ChameleonGridConfig):
+            # Rotary positions: a prompt of any length does.
+            config = replace(config, prefix_length=condition.shape[1])
+        elif config.prefix != "class":
             condition = condition.astype(params["params"]["token_embedding"].dtype)
             config, params = _shortened(config, params, condition.shape[1])
         codes = _codebook(self.config.vq, self.params["vq"])
+        if ImageGrammar.of(config).newline is not None:
+            # Far from all codes, so that it is nobody's neighbour.
+            codes = jnp.pad(codes, ((0, 1), (0, 0)), constant_values=_FAR)
         return Target.create(
-            Transformer(config), params, condition, sampling, visible, codes
+            network_of(config), params, condition, sampling, visible, codes, null
         )
 
-    def drafter(self, size: int | None = None) -> Eagle:
+    def drafter(self, size: Size | None = None) -> Eagle:
         """The EAGLE drafter of the model of one size.
 
         Raises:
@@ -270,10 +321,10 @@ class Pipeline:
         if size not in drafters:
             sizes = ", ".join(f"{x} px" for x in drafters) or "no size"
             raise ValueError(
-                f"{self.config.name} has a drafter for {sizes}, and none for {size} "
-                "px: give the method one, draft=..."
+                f"{self.config.name} has a drafter for {sizes}, and none for "
+                f"{size_label(size)} px: give the method one, draft=..."
             )
-        return Eagle(self.params["drafters"][str(size)], drafters[size])
+        return Eagle(self.params["drafters"][size_label(size)], drafters[size])
 
     def flash(self, size: int | None = None) -> Flash:
         """FlashAR's head for the model of one size, ready to decode.
@@ -356,11 +407,11 @@ class Pipeline:
             return sum(int(np.size(x)) for x in jax.tree.leaves(tree))
 
         sizes = {
-            str(size): {
-                "grid": list(config.grid),
+            size_label(size): {
+                "grid": list(ImageGrammar.of(config).picture),
                 "layers": config.depth,
                 "width": config.width,
-                "parameters": count(self.params["decoders"][str(size)]),
+                "parameters": count(self.params["decoders"][size_label(size)]),
             }
             for size, config in self.config.decoders
         }
@@ -378,6 +429,13 @@ class Pipeline:
         }
 
 
+def network_of(config: Decoder) -> Transformer | ChameleonGrid:
+    """The network that draws, of its configuration."""
+    if isinstance(config, ChameleonGridConfig):
+        return ChameleonGrid(config)
+    return Transformer(config)
+
+
 def abstract_params(config: PipelineConfig) -> dict[str, Any]:
     """Shapes and float32 types of a family's parameters; computes nothing."""
     upsamplers = {f"{a}-{b}": abstract.upsampler(c) for a, b, c in config.upsamplers}
@@ -385,7 +443,9 @@ def abstract_params(config: PipelineConfig) -> dict[str, Any]:
     heads = {str(size): abstract.flash(c) for size, c in config.flashar}
     others = {str(size): abstract.lpd(c) for size, c in config.lpd}
     return {
-        "decoders": {str(size): abstract.transformer(c) for size, c in config.decoders},
+        "decoders": {
+            size_label(size): abstract.network(c) for size, c in config.decoders
+        },
         "vq": abstract.vq(config.vq),
         **config.text.parameters(config.decoders[0][1]),
         **({"upsamplers": upsamplers} if upsamplers else {}),

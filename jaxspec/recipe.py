@@ -21,10 +21,10 @@ from jaxspec.decoding import (
     describe,
 )
 from jaxspec.methods import AR
-from jaxspec.models.transformer import unstacked
-from jaxspec.pipeline import Pipeline
+from jaxspec.pipeline import Pipeline, network_of
 from jaxspec.reading import Asked
 from jaxspec.sampling import Sampling, image_keys
+from jaxspec.sizes import Size, size_label
 
 Progress = Callable[[int, int, np.ndarray], None]
 CHUNK = 8  # passes between two calls of `progress`
@@ -53,14 +53,14 @@ class Recipe:
     Attributes:
       params: told how to read prompts, and with the layers of `size` taken apart.
       method: not bound to conditions yet.
-      size: pixels of a side.
+      size: pixels of a side, or height and width.
       sampling: settings of the transformer.
       settings: all of it, as `Generated.settings` has it.
     """
 
     params: Pipeline
     method: Method
-    size: int
+    size: Size
     sampling: Sampling
     settings: dict[str, Any]
 
@@ -68,7 +68,7 @@ class Recipe:
     def create(
         params: Pipeline,
         *,
-        size: int | None = None,
+        size: Size | str | None = None,
         method: Method | None = None,
         guidance: float | None = None,
         temperature: float | None = None,
@@ -83,7 +83,7 @@ class Recipe:
         """
         method = AR() if method is None else method
         check_method(method)
-        params = params.reading(**options)
+        params = params.reading(**options).sized(size)
         config = params.config
         size = config.check_size(size)
         chosen: dict[str, Any] = {
@@ -103,7 +103,7 @@ class Recipe:
         }
         settings = {
             "family": config.name,
-            "size": size,
+            "size": size if isinstance(size, int) else size_label(size),
             "method": describe(method),
             **chosen,
             **own,
@@ -114,7 +114,8 @@ class Recipe:
         """The same with the layers of the target taken apart, once for all batches."""
         decoders = dict(self.params.params["decoders"])
         config = dict(self.params.config.decoders)[self.size]
-        decoders[str(self.size)] = unstacked(config, decoders[str(self.size)])
+        label = size_label(self.size)
+        decoders[label] = network_of(config).prepared(decoders[label])
         weights = {**self.params.params, "decoders": decoders}
         return replace(self, params=replace(self.params, params=weights))
 

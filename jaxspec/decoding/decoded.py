@@ -71,7 +71,8 @@ class Decoded:
 
     @property
     def grammar(self) -> ImageGrammar:
-        return ImageGrammar(self.tokens.shape[1:], self.newline)
+        _, h, w = self.tokens.shape
+        return ImageGrammar((h, w), self.newline)
 
     def picture(self) -> "Decoded":
         """The same of the picture's own cells, without newlines."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxspec.decoding.decoded import Decoded
 from jaxspec.decoding.target import Target
+from jaxspec.sizes import Size
 
 
 class Method(Protocol):
@@ -69,7 +70,7 @@ def check_method(method: Method) -> None:
 
 
 def bound(
-    method: Method, pipeline: Any, condition: jax.Array, sampling: Any, size: int
+    method: Method, pipeline: Any, condition: Any, sampling: Any, size: Size
 ) -> Method:
     """The method for images of a family, as it decodes a `Target`.
 

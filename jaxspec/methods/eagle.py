@@ -11,6 +11,7 @@ from jaxspec.decoding import Decoded, Target, drafting, method_class, tree
 from jaxspec.decoding.shapes import Dynamic, Static
 from jaxspec.models.drafter import Eagle
 from jaxspec.sampling import Sampling
+from jaxspec.sizes import Size
 
 if TYPE_CHECKING:
     from jaxspec.pipeline import Pipeline
@@ -69,7 +70,7 @@ class Treed(ABC):
         return tree.step(target, self._growing(target), state, self.rule)
 
     def bind(
-        self, pipeline: "Pipeline", condition: jax.Array, sampling: Sampling, size: int
+        self, pipeline: "Pipeline", condition: Any, sampling: Sampling, size: Size
     ) -> Any:
         """With the family's drafter for that size, where none is given."""
         if self.draft is not None:

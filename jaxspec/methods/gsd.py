@@ -46,6 +46,11 @@ class GSD(Jacobi):
         """The paper's G codes: half of them on either side of the draft."""
         return GSD(below=group // 2, above=group // 2, **knobs)
 
+    @staticmethod
+    def lumina(**knobs) -> "GSD":
+        """As released for Lumina-mGPT: distances between its input embeddings."""
+        return GSD(table="embedding", **knobs)
+
     @property
     def rule(self) -> Rule:
         return Grouped(

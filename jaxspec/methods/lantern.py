@@ -14,6 +14,7 @@ from jaxspec.methods.eagle import EAGLE_TREE, Treed, check_counts
 from jaxspec.models.drafter import Eagle
 from jaxspec.neighbours import nearest_codes, neighbour_table
 from jaxspec.sampling import Sampling
+from jaxspec.sizes import Size
 
 if TYPE_CHECKING:
     from jaxspec.pipeline import Pipeline
@@ -134,7 +135,7 @@ class Lenient(Treed):
         return others(target, self.table, self.columns)
 
     def bind(
-        self, pipeline: "Pipeline", condition: jax.Array, sampling: Sampling, size: int
+        self, pipeline: "Pipeline", condition: Any, sampling: Sampling, size: Size
     ) -> Any:
         """With the family's drafter and its codes' neighbours, where none are given."""
         method: Any = super().bind(pipeline, condition, sampling, size)

@@ -34,6 +34,7 @@ from jaxspec.methods.upsampled import (
 from jaxspec.methods.zipar import ZipAR
 from jaxspec.neighbours import nearest_codes, neighbour_table
 from jaxspec.sampling import ACCEPT, Sampling, cell_keys, uniform
+from jaxspec.sizes import Size
 from jaxspec.upsampling import Name, Upsampler, named
 
 if TYPE_CHECKING:
@@ -87,8 +88,9 @@ class MuLo:
 
     Attributes:
       draft: the drafter: a `Target` of its own, conditioned on the same images, with
-        the same codes and a grid that divides the target's; or for `generate` the size
-        in pixels of a model of the family, by default the next smaller one.
+        the same codes and a grid that divides the target's, or a smaller one of its
+        shape; or for `generate` the size in pixels of a model of the family, by default
+        the next smaller one.
       upsampler: `(codes [B, h, w], grid) -> codes [B, H, W]`, or the name of one of
         `jaxspec.upsampling`: through pixels, by networks that the family has for it
         ("latents"), or by copies ("nearest").
@@ -196,7 +198,7 @@ class MuLo:
                 object.__setattr__(self, name, jax.tree_util.Partial(given))
 
     def bind(
-        self, pipeline: "Pipeline", condition: jax.Array, sampling: Sampling, size: int
+        self, pipeline: "Pipeline", condition: Any, sampling: Sampling, size: Size
     ) -> "MuLo":
         """With the family's drafter, tokenizer and codebook, where none is given.
 
@@ -232,6 +234,11 @@ class MuLo:
             drafted by a method that cannot.
         """
         draft, b = check_drafter(target, self.draft), target.batch
+        if self.rows is not None and target.grid[0] % draft.grid[0]:
+            raise ValueError(
+                f"rounds of rows need a drafter whose rows divide the target's, "
+                f"{target.grid[0]}, and it has {draft.grid[0]}: leave rows out"
+            )
         token, log_p, cache, decoded = draw_first(target, keys)
         none = jnp.zeros((b, *target.grid), bool)
         state = MuLoState(
@@ -346,9 +353,13 @@ class MuLo:
         """
         draft, grid, low_h = self.draft, target.grid, state.low.shape[1]
         assert isinstance(draft, Target)
-        rows, scale = self._rows(low_h), grid[0] // low_h
+        rows = self._rows(low_h)
         block = Block.create(
-            images, state.done * scale, rows * scale, grid, self.rows_at_once
+            images,
+            state.done * grid[0] // low_h,
+            rows * grid[0] // low_h,
+            grid,
+            self.rows_at_once,
         )
         inside = block.mask.reshape(-1, *grid)
         known = _last_repeated(state.low, state.done + rows)

@@ -10,6 +10,7 @@ from jaxspec.acceptance import Ratio, Rule, check_rule
 from jaxspec.decoding import Decoded, Target, jacobi, method_class
 from jaxspec.methods.upsampled import Upsampled, with_draft
 from jaxspec.sampling import Sampling
+from jaxspec.sizes import Size
 
 if TYPE_CHECKING:
     from jaxspec.pipeline import Pipeline
@@ -65,7 +66,7 @@ class Jacobi(ABC):
         return target.codes
 
     def bind(
-        self, pipeline: "Pipeline", condition: jax.Array, sampling: Sampling, size: int
+        self, pipeline: "Pipeline", condition: Any, sampling: Sampling, size: Size
     ) -> Any:
         """With the family's drafter and tokenizer, if first drafts are upsampled."""
         if self.upsampled is None:

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jaxspec.decoding import Decoded, Method, Target, bound, decode
 from jaxspec.methods.zipar import ZipAR
 from jaxspec.sampling import DRAFT, Sampling, cell_keys
-from jaxspec.upsampling import Pixels, Upsampler, resized
+from jaxspec.sizes import Size, sides_of, size_label
+from jaxspec.upsampling import Name, Pixels, Upsampler, resized
 
 if TYPE_CHECKING:
     from jaxspec.pipeline import Pipeline
@@ -25,8 +26,9 @@ class Upsampled:
 
     Attributes:
       draft: the drafter: a `Target` of its own, conditioned on the same images, with
-        the same codes and a grid that divides the target's; or for `generate` the size
-        in pixels of a model of the family, by default the next smaller one.
+        the same codes and a grid that divides the target's, or a smaller one of its
+        shape; or for `generate` the size in pixels of a model of the family, by default
+        the next smaller one.
       upsampler: `(codes [B, h, w], grid) -> codes [B, H, W]`; by default through pixels
         (see `jaxspec.upsampling`).
       method: how the drafter decodes.
@@ -37,7 +39,7 @@ class Upsampled:
     method: Method = field(default=ZipAR())
 
     def bind(
-        self, pipeline: "Pipeline", condition: jax.Array, sampling: Sampling, size: int
+        self, pipeline: "Pipeline", condition: Any, sampling: Sampling, size: Size
     ) -> "Upsampled":
         """With the family's drafter and tokenizer, where none is given."""
         draft, method = bound_drafter(
@@ -58,7 +60,7 @@ class Upsampled:
 
 
 def rescaled(
-    upsampler: Upsampler, tokens: jax.Array, source: Target, to: Target
+    upsampler: Upsampler | Name, tokens: jax.Array, source: Target, to: Target
 ) -> jax.Array:
     """Tokens of one target's grids on the grids of another, int32 [B, H, W].
 
@@ -74,7 +76,7 @@ def bound_drafter(
     pipeline: "Pipeline",
     condition: jax.Array,
     sampling: Sampling,
-    size: int,
+    size: Size,
 ) -> tuple[Target, Method]:
     """A drafter, and its method, with the conditions and settings of the target.
 
@@ -108,12 +110,21 @@ def check_drafter(target: Target, draft: Any) -> Target:
         )
     target.check_draft(draft)
     (h, w), (low_h, low_w) = target.grammar.picture, draft.grammar.picture
-    if h % low_h or w % low_w:
+    if not (_divides((low_h, low_w), (h, w)) or _shaped((low_h, low_w), (h, w))):
         raise ValueError(
-            f"the drafter's grid must divide the target's, {h} x {w}, and is "
-            f"{low_h} x {low_w}"
+            f"the drafter's grid must divide the target's, {h} x {w}, or be a smaller "
+            f"one of its shape, and is {low_h} x {low_w}"
         )
     return draft
+
+
+def _divides(small: tuple[int, int], large: tuple[int, int]) -> bool:
+    return not (large[0] % small[0] or large[1] % small[1])
+
+
+def _shaped(small: tuple[int, int], large: tuple[int, int]) -> bool:
+    """Whether it is smaller, of the same ratio of sides."""
+    return small[0] < large[0] and small[0] * large[1] == small[1] * large[0]
 
 
 def draft_keys(keys: jax.Array) -> jax.Array:
@@ -132,22 +143,29 @@ def with_draft(decoded: Decoded, low: Decoded) -> Decoded:
     )
 
 
-def _draft_size(pipeline: "Pipeline", draft: int | None, size: int) -> int:
+def _draft_size(pipeline: "Pipeline", draft: Size | None, size: Size) -> Size:
     """The drafter's size in pixels, by default the next smaller one.
 
+    That is the largest that divides the target's, or else the largest of its shape.
+
     Raises:
-      ValueError: it is not trained, or does not divide `size`.
+      ValueError: it is not trained, or cannot be enlarged to `size`.
     """
-    config = pipeline.config
+    config, sides = pipeline.config, sides_of(size)
     if draft is None:
-        smaller = [s for s in config.sizes if s < size and size % s == 0]
+        others = [x for x in config.sizes if x != size]
+        smaller = [x for x in others if _divides(sides_of(x), sides)]
+        smaller = smaller or [x for x in others if _shaped(sides_of(x), sides)]
         if not smaller:
             raise ValueError(
-                f"{config.name} has no model to draft for {size} px: no smaller size "
-                "divides it"
+                f"{config.name} has no model to draft for {size_label(size)} px: no "
+                "smaller size divides it, or has its shape"
             )
-        return max(smaller)
+        return max(smaller, key=sides_of)
     draft = config.check_size(draft)
-    if size % draft:
-        raise ValueError(f"a draft of {draft} px cannot be enlarged to {size} px")
+    if not (_divides(sides_of(draft), sides) or _shaped(sides_of(draft), sides)):
+        raise ValueError(
+            f"a draft of {size_label(draft)} px cannot be enlarged to "
+            f"{size_label(size)} px"
+        )
     return draft

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from jaxspec.models import abstract
-from jaxspec.models.transformer import TransformerConfig
+from jaxspec.sizes import size_label
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,14 @@ class Padded:
     """A condition that does not fill its prefix.
 
     Attributes:
-      vectors: [B, P, width], anything where it is padding.
+      vectors: [B, P, width], or tokens int32 [B, P]; anything where it is padding.
       visible: bool [B, P], False there.
+      null: what guidance compares with, where it is the image's own.
     """
 
     vectors: Any
     visible: Any
+    null: "Padded | None" = None
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,9 @@ class Shown:
     """What B images show.
 
     Attributes:
-      condition: as `Pipeline.target` takes it: labels [B], vectors [B, P, width], or
-        `Padded`.
+      condition: as `Pipeline.target` takes it: labels [B], vectors [B, P, width],
+        `Padded`, or where it tells the size of pictures a dictionary of these, by
+        `size_label`.
       stages: what was made on the way and can be given again, [B, ...].
       seconds: wall time of each stage, compilation included.
     """
@@ -96,9 +99,21 @@ class Reader(ABC):
         """Configurations of its own networks, by the part of the family."""
         return {}
 
-    def parameters(self, decoder: TransformerConfig) -> dict[str, Any]:
+    def parameters(self, decoder: Any) -> dict[str, Any]:
         """Shapes and types of its own parameters, by the part of the family."""
         return {place: abstract.network(c) for place, c in self.networks().items()}
+
+    def sized(self, size: tuple[int, int]) -> "tuple[int, Reader]":
+        """The trained size whose model draws another size, and a reader that knows it.
+
+        Raises:
+          ValueError: no model does.
+        """
+        raise ValueError(f"there is no model for {size_label(size)} px, only squares")
+
+    def generated(self, rows: int, columns: int) -> int:
+        """How many tokens published code generates for a picture, as papers count."""
+        return rows * columns
 
     @abstractmethod
     def read(self, prompts: Sequence[Any]) -> Asked:
