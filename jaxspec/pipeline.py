@@ -326,7 +326,7 @@ class Pipeline:
             )
         return Eagle(self.params["drafters"][size_label(size)], drafters[size])
 
-    def flash(self, size: int | None = None) -> Flash:
+    def flash(self, size: Size | None = None) -> Flash:
         """FlashAR's head for the model of one size, ready to decode.
 
         Raises:
@@ -337,9 +337,9 @@ class Pipeline:
             sizes = ", ".join(f"{x} px" for x in heads) or "no size"
             raise ValueError(
                 f"{self.config.name} has a FlashAR head for {sizes}, and none for "
-                f"{size} px: give the method one, head=..."
+                f"{size_label(size)} px: give the method one, head=..."
             )
-        return Flash(self.params["flashar"][str(size)], heads[size]).unstacked()
+        return Flash(self.params["flashar"][size_label(size)], heads[size]).unstacked()
 
     def lpd(
         self, condition: Any, sampling: Sampling, size: int | None = None

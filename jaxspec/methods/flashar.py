@@ -89,6 +89,8 @@ class FlashAR:
                 f"head must be a Flash that was trained with the target, not "
                 f"{self.head!r}; jaxspec.generate takes the family's own"
             )
+        if target.grammar.newline is not None:
+            raise ValueError("FlashAR draws grids without newlines only")
         config: Any = target.model.config
         self.head.check(config)
         flash = self.head.unstacked()
