@@ -86,6 +86,7 @@ def grown(log_q, shape, done, draws=False) -> Tree:
         shape=shape,
         draws=draws,
         cells=12,
+        end=12,
         keys=keys_of(b),
         attempt=jnp.zeros(b, jnp.int32),
         done=done,
