@@ -342,7 +342,7 @@ class Pipeline:
         return Flash(self.params["flashar"][size_label(size)], heads[size]).unstacked()
 
     def lpd(
-        self, condition: Any, sampling: Sampling, size: int | None = None
+        self, condition: Any, sampling: Sampling, size: Size | None = None
     ) -> Target:
         """LPD's model of one size, conditioned (see `target`).
 
@@ -354,11 +354,11 @@ class Pipeline:
             sizes = ", ".join(f"{x} px" for x in models) or "no size"
             raise ValueError(
                 f"{self.config.name} has a model for LPD for {sizes}, and none for "
-                f"{size} px: give the method one, model=..."
+                f"{size_label(size)} px: give the method one, model=..."
             )
         if isinstance(condition, Padded):
             raise ValueError("LPD's models take no padded captions")
-        params, condition = self.params["lpd"][str(size)], jnp.asarray(condition)
+        params, condition = self.params["lpd"][size_label(size)], jnp.asarray(condition)
         if models[size].prefix != "class":
             condition = condition.astype(params["params"]["token_embedding"].dtype)
         codes = _codebook(self.config.vq, self.params["vq"])

@@ -27,10 +27,9 @@ class ImageGrammar:
 
     @staticmethod
     def of(config: Any) -> "ImageGrammar":
-        """That of a network's configuration, such as `TransformerConfig`."""
-        return ImageGrammar(
-            config.grid, config.vocab_size - 1 if config.newline else None
-        )
+        """That of a network's configuration, with `newline` if there can be any."""
+        newline = config.vocab_size - 1 if getattr(config, "newline", None) else None
+        return ImageGrammar(config.grid, newline)
 
     @property
     def picture(self) -> tuple[int, int]:
