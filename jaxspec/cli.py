@@ -39,6 +39,7 @@ from jaxspec.command_options import (
     chosen_method,
     one_line_errors,
     one_line_warnings,
+    pixels,
     reading,
     weight_type,
 )
@@ -177,7 +178,7 @@ def generate(
                 params,
                 prompts,
                 method=chosen,
-                size=size,
+                size=pixels(size),
                 num_images=num_images,
                 seed=seed,
                 guidance=guidance,

@@ -149,3 +149,14 @@ def one_line_warnings() -> Generator[None]:
         # Put back by catch_warnings.
         warnings.showwarning = show  # ty: ignore[invalid-assignment]
         yield
+
+
+def pixels(size: str | None) -> int | tuple[int, int] | None:
+    """What `--size` says.
+
+    Raises:
+      ValueError: it is no size.
+    """
+    from jaxspec.sizes import checked_size
+
+    return None if size is None else checked_size(size)

@@ -24,6 +24,7 @@ from jaxspec.command_options import (
     chosen_method,
     one_line_errors,
     one_line_warnings,
+    pixels,
     reading,
     weight_type,
 )
@@ -114,7 +115,7 @@ def run(
         recipe = Recipe.create(
             jaxspec.load(family, **loading),
             method=chosen,
-            size=size,
+            size=pixels(size),
             guidance=guidance,
             temperature=temperature,
             top_k=top_k,
