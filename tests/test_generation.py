@@ -167,7 +167,7 @@ BAD = [
     ({"prompts": ["red heart", None]}, "must be text, not None"),
     ({"prompts": "红色"}, "红色"),
     ({"size": 32}, "toy has no model for 32 px; trained sizes: 8, 16"),
-    ({"size": "large"}, r"size must be pixels, or \(height, width\), not 'large'"),
+    ({"size": "large"}, "size must be pixels, or (height, width), not 'large'"),
     ({"size": (8, 16)}, "no model for 8x16 px, only squares"),
     ({"seed": -1}, "seed must be 0 to 4294967295, not -1"),
     ({"seed": 2**32}, "seed must be 0 to 4294967295"),
