@@ -14,6 +14,7 @@ from jaxspec.command_options import (
     Window,
     chosen_method,
     one_line_errors,
+    pixels,
     reading,
 )
 
@@ -66,7 +67,7 @@ def plan(
         config = preset(family) if family in PRESETS else load_config(family)
         found = plan(
             config.reading(**reading(option)),
-            size=size,
+            size=pixels(size),
             batch=batch,
             method=chosen_method(method, window, knob),
             guidance=guidance,

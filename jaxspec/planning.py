@@ -16,11 +16,14 @@ from jaxspec.decoding import Method, bound, check_method, decode, describe
 from jaxspec.generation import at_once
 from jaxspec.memory import peak, size_of
 from jaxspec.methods import AR
+from jaxspec.models.chameleon import ChameleonGridConfig
 from jaxspec.pipeline import Pipeline, PipelineConfig, abstract_params, pictures
 from jaxspec.sampling import Sampling
+from jaxspec.sizes import Size, sides_of
 
 GIGABYTE = 10**9
 CARDS = (24, 80, 141)  # GB
+PROMPT = 64  # tokens, of a family whose prompts have any length
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Plan:
 def plan(
     config: PipelineConfig,
     *,
-    size: int | None = None,
+    size: Size | None = None,
     batch: int = 1,
     method: Method | None = None,
     guidance: float | None = None,
@@ -82,7 +85,7 @@ def plan(
     check_method(method)
     if batch < 1:
         raise ValueError(f"batch must be 1 or more, not {batch}")
-    size = config.check_size(size)
+    chosen = config.check_size(size)
     params = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, dtype), abstract_params(config)
     )
@@ -91,10 +94,10 @@ def plan(
         for name, function, inputs in config.text.programs(batch)
     }
     draw, inputs = passes(
-        config, params, method, size=size, batch=batch, guidance=guidance
+        config, params, method, size=chosen, batch=batch, guidance=guidance
     )
     stages["passes"] = peak(draw, *inputs)
-    stages["pictures"] = _pictures(config, params, size, batch)
+    stages["pictures"] = _pictures(config, params, chosen, batch)
     return Plan(
         weights={name: size_of(x) for name, x in _parts(params)},
         stages=stages,
@@ -103,7 +106,7 @@ def plan(
             "batch": batch,
             "dtype": jnp.dtype(dtype).name,
             "method": describe(method),
-            "size": size,
+            "size": chosen,
             "guidance": config.defaults.guidance if guidance is None else guidance,
         },
     )
@@ -123,7 +126,7 @@ def passes(
     params: Any,
     method: Any,
     *,
-    size: int,
+    size: Size,
     batch: int,
     guidance: float | None = None,
 ) -> tuple[Callable, tuple[Any, ...]]:
@@ -138,10 +141,7 @@ def passes(
         settings["guidance"] = guidance
     sampling = Sampling.create(config.vq.codebook_size, **settings)
     decoder = dict(config.decoders)[size]
-    shape = (batch, decoder.prefix_length, decoder.prefix_width)
-    condition = jax.ShapeDtypeStruct(shape, jnp.float32)
-    if decoder.prefix == "class":
-        condition = jax.ShapeDtypeStruct((batch,), jnp.int32)
+    condition = _condition(decoder, batch)
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), batch))
 
     def draw(params, condition, keys, table):
@@ -153,6 +153,17 @@ def passes(
     return draw, (params, condition, keys, _table(method, config.vq.codebook_size))
 
 
+def _condition(decoder: Any, batch: int) -> jax.ShapeDtypeStruct:
+    """What a picture shows, as its decoder takes it."""
+    if isinstance(decoder, ChameleonGridConfig):
+        shape = (batch, decoder.prefix_length or PROMPT)
+        return jax.ShapeDtypeStruct(shape, jnp.int32)
+    if decoder.prefix == "class":
+        return jax.ShapeDtypeStruct((batch,), jnp.int32)
+    shape = (batch, decoder.prefix_length, decoder.prefix_width)
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
 def _table(method: Any, codes: int) -> Any:
     """The neighbours' shape, for a method that would look them up."""
     if not {"table", "neighbours"} <= {f.name for f in fields(method)}:
@@ -162,9 +173,9 @@ def _table(method: Any, codes: int) -> Any:
     return jax.ShapeDtypeStruct((codes, count), jnp.int32)
 
 
-def _pictures(config: PipelineConfig, params: dict, size: int, batch: int) -> int:
-    side = size // config.vq.factor
-    shape = (min(batch, at_once(size * size)), side, side)
+def _pictures(config: PipelineConfig, params: dict, size: Size, batch: int) -> int:
+    (h, w), factor = sides_of(size), config.vq.factor
+    shape = (min(batch, at_once(h * w)), h // factor, w // factor)
     tokens = jax.ShapeDtypeStruct(shape, jnp.int32)
     make = partial(pictures, config.vq, config.pixels)
     return peak(make, params["vq"], tokens)
