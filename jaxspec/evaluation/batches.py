@@ -78,11 +78,13 @@ def _one_line(error: Exception) -> str:
 def batches(jobs: Iterator[Job], size: int) -> Iterator[list[Job]]:
     """Jobs in order, at most `size` at a time that can be drawn."""
     batch: list[Job] = []
+    good = 0
     for job in jobs:
         batch.append(job)
-        if sum(job.error is None for job in batch) == size:
+        good += job.error is None
+        if good == size:
             yield batch
-            batch = []
+            batch, good = [], 0
     if batch:
         yield batch
 
