@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -188,8 +187,8 @@ def test_another_aspect_ratio_and_anole():
     assert square.tokens.shape == (1, 4, 4)
 
 
-def test_padding_of_a_batch_does_not_change_a_picture():
-    """A long prompt beside it makes the prefix longer; greedy tokens stay."""
+def test_greedy_tokens_are_those_of_teacher_forcing_whatever_is_beside_them():
+    """With guidance, each row has its own context; a long prompt lengthens both."""
     family, settings = (
         toy_lumina.family(),
         Sampling.create(8192, temperature=0, guidance=3),
@@ -200,4 +199,13 @@ def test_padding_of_a_batch_does_not_change_a_picture():
     alone = toy.decode_jitted(AR(), short, keys_of(1))
     pair = toy.decode_jitted(AR(), both, keys_of(2))
     np.testing.assert_array_equal(alone.tokens[0], pair.tokens[0])
-    jax.block_until_ready(pair.tokens)
+
+    tokens = alone.tokens.reshape(1, 20)
+    branches = (short.condition, short.prefix_visible), short.null
+    own, null = (
+        short.model.apply(short.params, condition, tokens, visible)[..., :8192]
+        for condition, visible in branches
+    )
+    best = np.argmax(null + 3.0 * (own - null), axis=-1).reshape(4, 5)
+    np.testing.assert_array_equal(alone.tokens[0, :, :4], best[:, :4])
+    assert len(np.unique(best)) > 4 and (alone.tokens[0, :, 4] == 8192).all()
