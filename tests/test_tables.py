@@ -1,0 +1,69 @@
+"""The papers' tables: cells come from the runs that they name."""
+
+from dataclasses import replace
+
+import pytest
+
+from experiments.tables import gsd, mulo
+from experiments.tables.layout import draw_group, folder_of, markdown, measured
+from jaxspec.evaluation.prompts import load_prompts
+from jaxspec.evaluation.scores import write_scores
+from jaxspec.methods import ZipAR
+from tests import runs
+
+
+def test_measured_stands_beside_published(tmp_path):
+    group = next(g for g in mulo.GROUPS if g.name == "Tar-1.5B, 512 px")
+    assert group.slug == "tar-1.5b-512-px"
+    ar, zipar, *_ = group.rows
+    of = runs.prompts(4)
+    base = runs.made(folder_of(tmp_path, group, "coco", ar), of=of)
+    fast = {"cells": runs.rows, "drafted": 10, "seconds": 0.25}
+    other = runs.made(folder_of(tmp_path, group, "coco", zipar), ZipAR(), of=of, **fast)
+    cells = measured(group, tmp_path)
+    assert cells[0] == ["1.00", "–", "–", "–", "–"]
+    assert cells[1][0] == "withheld"  # nothing is known of its quality
+    for folder, value in ((base, 30.0), (other, 33.0)):
+        write_scores(folder, [runs.score("FID", {"p0/0": value})])
+    told = runs.made(folder_of(tmp_path, group, "geneval", ar), of=of)
+    write_scores(told, [runs.score("GenEval", {"p0/0": 0.75})])
+    text = markdown(group, tmp_path)
+    assert (
+        "| AR | 1.00 / 1.00 | 77.7 / 75.0 [70.0, 80.0] | 82.8 / – "
+        "| 33.0 / 30.0 [29.9, 30.1] | – / – |"
+    ) in text
+    assert "| ZipAR-16 | 1.88 / 2.00 | 76.6 / – | 82.8 / – | 33.0 / 33.0" in text
+    assert (
+        "| MuLo-SD 2x | 1.94 / – | 76.4 / – | 82.6 / – | 33.4 / – | 28.3 / – |" in text
+    )
+
+
+def test_groups_are_those_of_the_papers():
+    assert [(g.name, len(g.rows)) for g in mulo.GROUPS] == [
+        ("Tar-1.5B, 512 px", 4),
+        ("Tar-7B, 512 px", 4),
+        ("Tar-1.5B, 1024 px", 4),
+        ("Tar-7B, 1024 px", 4),
+    ]
+    best = mulo.GROUPS[3].rows[3]
+    assert (best.name, best.published["speed-up"]) == ("MuLo-SD 4x", "5.33")
+    coco = gsd.GROUPS[1]
+    assert coco.rows[2].published == {
+        "seconds": "32.52 †",
+        "FID": "33.55 †",
+        "CLIP": "31.24 †",
+    }
+
+
+def test_a_group_is_drawn_and_read(tmp_path):
+    small = replace(gsd.EMOJI, size=32, rows=gsd.EMOJI.rows[:1])
+    draw_group(small, tmp_path, "emoji", "emoji", load_prompts("emoji")[:2])
+    assert measured(small, tmp_path) == [["1.00", "16.0", "–", "–"]]
+
+
+def test_command_names_its_groups(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["gsd", "--group", "nothing"])
+    from experiments.tables.command import command
+
+    with pytest.raises(SystemExit, match="--group is one of lumina-mgpt-partiprompts"):
+        command(gsd.TITLE, gsd.NOTE, gsd.GROUPS, gsd.EMOJI)
