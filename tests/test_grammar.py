@@ -1,6 +1,6 @@
 """Rows that end with a newline: cells, passes and counts by hand, and exactness."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ from jaxspec.methods import (
     Speculative,
     ZipAR,
 )
-from jaxspec.methods.upsampled import Upsampled
+from jaxspec.methods.upsampled import Upsampled, draft_keys
 from jaxspec.testing import divergence, exact_check, keys_of, toy_target
 from jaxspec.upsampling import Nearest
 from tests import toy
@@ -219,3 +219,18 @@ def test_every_cell_comes_from_somewhere_whatever_is_beside_it(method):
     got = toy.decode_jitted(toy.take(method, [2]), toy.take(several, [2]), keys[2:3])
     want = jax.tree.map(lambda x: x[2:3], out)
     jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+def test_a_drafter_of_the_same_shape_need_not_divide_the_grid():
+    """2 by 2 cells for 3 by 3, as 512 px for 768: copied, all of them are kept."""
+    draft = target((2, 2), seed=1)
+    method = MuLo(draft, Nearest(), AR(), threshold=0.0, neighbours=1)
+    out = toy.decode_jitted(method, target((3, 3)), keys_of(1))
+    low = toy.decode_jitted(AR(), draft, draft_keys(keys_of(1))).tokens
+    which = np.array([0, 0, 1])  # of 3 cells, the floor of 2/3 of their numbers
+    want = np.asarray(low)[:, which][:, :, which]
+    np.testing.assert_array_equal(out.picture().tokens, want)
+    assert out.drafted == 9 and out.target_passes == 1
+    rounds = replace(method, rows=1)
+    with pytest.raises(ValueError, match="divide the target's, 3, and it has 2"):
+        rounds.start(target((3, 3)), keys_of(1))
