@@ -208,6 +208,97 @@ def llamagen(
         _tell(out, provenance)
 
 
+Model = Annotated[
+    list[str],
+    typer.Option(metavar="FOLDER", help="The language model; once for each size."),
+]
+VQGAN = Annotated[str, typer.Option(metavar="FILE", help="Meta's vqgan.ckpt.")]
+Vocabulary = Annotated[
+    str, typer.Option(metavar="FILE", help="Meta's text_tokenizer.json.")
+]
+Draws = Annotated[
+    str | None,
+    typer.Option(
+        metavar="REASON",
+        help="Why the model can draw, where its files do not say so; recorded.",
+    ),
+]
+
+
+@convert.command(
+    epilog="""\b
+Examples:
+  jaxspec convert lumina --model Lumina-mGPT-7B-768/ --vq vqgan.ckpt \\
+    --tokenizer text_tokenizer.json --out lumina
+  jaxspec generate "A photo of a macaw" --family lumina --method gsd --dtype file"""
+)
+def lumina(
+    model: Model,
+    vq: VQGAN,
+    tokenizer: Vocabulary,
+    out: Out,
+    size: Size = None,
+    draws: Draws = None,
+    dtype: Type = None,
+    format: Format = "safetensors",
+) -> None:
+    """Convert the models of Lumina-mGPT into one folder that draws."""
+    settings = dict(size=size, draws=draws, dtype=dtype, format=format)
+    _chameleon("Lumina-mGPT", model, vq, tokenizer, out, **settings)
+
+
+@convert.command(
+    epilog="""\b
+Examples:
+  jaxspec convert anole --model Anole-7b-v0.1-hf/ --vq vqgan.ckpt \\
+    --tokenizer text_tokenizer.json --out anole
+  jaxspec convert anole --model consolidated.pth --vq vqgan.ckpt \\
+    --tokenizer text_tokenizer.json --out anole"""
+)
+def anole(
+    model: Model,
+    vq: VQGAN,
+    tokenizer: Vocabulary,
+    out: Out,
+    dtype: Type = None,
+    format: Format = "safetensors",
+) -> None:
+    """Convert the models of Anole into one folder that draws."""
+    _chameleon("Anole", model, vq, tokenizer, out, dtype=dtype, format=format)
+
+
+@convert.command(
+    epilog="""\b
+Examples:
+  jaxspec convert chameleon --model tuned/ --vq vqgan.ckpt \\
+    --tokenizer text_tokenizer.json --draws "image head trained on LAION" --out mine"""
+)
+def chameleon(
+    model: Model,
+    vq: VQGAN,
+    tokenizer: Vocabulary,
+    out: Out,
+    draws: Draws = None,
+    dtype: Type = None,
+    format: Format = "safetensors",
+) -> None:
+    """Convert another Chameleon that was trained to draw, as Anole draws."""
+    settings = dict(draws=draws, dtype=dtype, format=format)
+    _chameleon("Chameleon", model, vq, tokenizer, out, **settings)
+
+
+def _chameleon(family, model, vq, tokenizer, out, **settings) -> None:
+    with one_line_errors():
+        from jaxspec.checkpoints.assemble import convert_chameleon
+
+        files = {"model": model, "vq": vq, "tokenizer": tokenizer}
+        with _byte_bar() as progress:
+            provenance = convert_chameleon(
+                out, family=family, progress=progress, **files, **settings
+            )
+        _tell(out, provenance)
+
+
 def _tell(out: str, provenance: dict[str, Any]) -> None:
     for place, part in provenance["parts"].items():
         typer.echo(f"wrote {out}: {part['family']}, {part['size']}, as {place}")

@@ -24,6 +24,7 @@ FIXTURES = {  # name, family, what the caller tells
         dict(size=256, heads=4),
     ),
     "llamagen_vq16_tiny": ("LlamaGen VQ", {}),
+    "chameleon_vq_tiny": ("Chameleon VQ", {}),
     "qwen2_tiny_tied": ("Qwen2", {}),
     "t5_tiny": ("T5", {}),
 }
@@ -102,12 +103,15 @@ def reference(name: str) -> dict[str, np.ndarray]:
     """The recorded arrays of a fixture under the names that `parity` knows."""
     with np.load(FOLDER / "expected" / f"{name}.npz") as file:
         found = dict(file)
-    if name.startswith("llamagen_vq"):
-        tokens = found["indices"].reshape(len(found["indices"]), 4, 4)
+    if name.startswith(("llamagen_vq", "chameleon_vq")):
+        codes = found["indices"]
+        codes, tokens = (
+            x.reshape(len(x), 4, 4) for x in (codes, found.get("decode_indices", codes))
+        )
         arrays = {
             "vq/pictures": _last(found["image"]),
             "vq/latents": _last(found["pre_quant"]),
-            "vq/encoded": tokens,
+            "vq/encoded": codes,
             "vq/tokens": tokens,
             "vq/images": _last(found["decoded"]),
         }

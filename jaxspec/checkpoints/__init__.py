@@ -1,6 +1,10 @@
 """Published PyTorch checkpoints: key tables, strict conversion and its inverse."""
 
-from jaxspec.checkpoints.assemble import convert_llamagen, convert_tar
+from jaxspec.checkpoints.assemble import (
+    convert_chameleon,
+    convert_llamagen,
+    convert_tar,
+)
 from jaxspec.checkpoints.chameleon import chameleon_config
 from jaxspec.checkpoints.configs import (
     ardtok_config,
@@ -53,6 +57,7 @@ __all__ = [
     "chameleon_config",
     "check_parity",
     "convert",
+    "convert_chameleon",
     "convert_llamagen",
     "convert_model",
     "convert_tar",

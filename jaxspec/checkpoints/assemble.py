@@ -7,13 +7,16 @@ together.
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from jaxspec.checkpoints.chameleon import NEWLINE, check_draws
 from jaxspec.checkpoints.folder import TOKENIZER, write_config
 from jaxspec.checkpoints.pairing import (
     Decoder,
     VQFile,
+    check_chameleon,
     check_llamagen,
     check_tar,
     check_together,
@@ -24,6 +27,7 @@ from jaxspec.checkpoints.single import Part, Progress, open_model, write_folder
 from jaxspec.pipeline import Defaults, PipelineConfig
 from jaxspec.reading import Reader
 from jaxspec.reading.llamagen import CaptionReader, ClassReader
+from jaxspec.reading.lumina import DEFAULTS, AnoleReader, LuminaReader
 from jaxspec.reading.tar import TarReader, Writer
 from jaxspec.text import tokenizer_of
 
@@ -156,6 +160,73 @@ def convert_llamagen(
     return write_folder(Path(folder), parts, write, progress, format)
 
 
+def convert_chameleon(
+    folder: Source,
+    *,
+    family: Literal["Lumina-mGPT", "Anole", "Chameleon"],
+    model: Sequence[Source],
+    vq: Source,
+    tokenizer: Source,
+    size: int | None = None,
+    draws: str | None = None,
+    dtype=None,
+    format: str = "safetensors",
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Converts Lumina-mGPT, Anole or another Chameleon that draws into a new folder.
+
+    Args:
+      folder: must not exist or be empty; it appears when all of it is written.
+      family: what it is. Lumina-mGPT is asked and draws in its own way; another
+        Chameleon as Anole does.
+      model: folders or files of the language model, one for each size.
+      vq: Meta's vqgan.ckpt, the tokenizer that all of them share.
+      tokenizer: Meta's text_tokenizer.json, the vocabulary that all of them share.
+      size: pixels a side, where there is one model whose name does not tell.
+      draws: why it can draw, where its files do not say so; it is recorded.
+      dtype, format, progress: as for `convert_model`.
+
+    Returns:
+      What `provenance.json` holds.
+
+    Raises:
+      FileNotFoundError, ModuleNotFoundError, OSError, ValueError: as `convert_model`
+        does; nothing says that the model was trained to draw; the vocabulary has other
+        numbers; or the models do not belong together.
+    """
+    if size is not None and len(model) > 1:
+        raise ValueError("size is for one model: name several as published")
+    lumina = family == "Lumina-mGPT"
+    newline = NEWLINE if lumina else None
+    decoders = []
+    for path in model:
+        part = _open(
+            path, "Chameleon", "Chameleon in Meta's layout", size=size, dtype=dtype
+        )
+        check_draws(part.checkpoint, draws, family)
+        config = replace(part.config, newline=newline)
+        if (part.config.newline is None) != (newline is None):
+            raise ValueError(
+                f"{path} is not {family}: by its name or its config.json it "
+                + ("ends no" if lumina else "ends every")
+                + " row with a newline"
+            )
+        told = {} if draws is None else {"draws": draws}
+        decoders.append(replace(part, config=config, told=told))
+    pictures = _open(vq, "Chameleon VQ", dtype=dtype)
+    check_chameleon(
+        [_decoder(part) for part in decoders], VQFile(_name(pictures), pictures.config)
+    )
+    sizes = tuple(sorted(map(_size, decoders)))
+    spec = _vocabulary(Path(tokenizer))
+    reader = LuminaReader(spec, sizes) if lumina else AnoleReader(spec, sizes)
+    with naming(Path(tokenizer)):
+        reader.check_vocabulary()
+    config = _config(family, decoders, pictures, reader, DEFAULTS, pixels="truncated")
+    write = lambda partial: write_config(config, partial)
+    return write_folder(Path(folder), [*decoders, pictures], write, progress, format)
+
+
 def _open(path: Source, *families: str, **how) -> Part:
     """The model at a path, which must be of one of the families."""
     part = open_model(path, **how)
@@ -208,6 +279,11 @@ def _tokenizer(part: Part) -> str:
             f"{path} is missing; transformers' AutoTokenizer writes it with "
             "save_pretrained"
         )
+    return _vocabulary(path)
+
+
+def _vocabulary(path: Path) -> str:
+    """What a tokenizer's file holds, once it can be read."""
     with naming(path):
         spec = path.read_text(encoding="utf8")
         tokenizer_of(spec)
@@ -240,4 +316,4 @@ def _beside(part: Part) -> Path:
     return path if path.is_dir() else path.parent
 
 
-__all__ = ["convert_llamagen", "convert_tar"]
+__all__ = ["convert_chameleon", "convert_llamagen", "convert_tar"]

@@ -16,7 +16,7 @@ from jaxspec.models.chameleon import ChameleonConfig, ChameleonGridConfig
 CELL = 16  # pixels a side
 NEWLINE = 8803  # of Lumina-mGPT, <reserved08799>
 ANOLE_SIZE = 512  # pixels a side, the only one
-_LUMINA = re.compile(r"lumina[-_]?mgpt.*?-(\d{3,4})\b", re.IGNORECASE)
+_LUMINA = re.compile(r"lumina[-_]?mgpt[^/\\]*?-(\d{2,4})(?![0-9a-z])", re.IGNORECASE)
 _META = re.compile(r"facebook(/|--)chameleon", re.IGNORECASE)
 
 
@@ -75,52 +75,40 @@ def chameleon_raw_config(state_dict: Mapping[str, Tensor]) -> ChameleonConfig:
 def grid_config(
     language: ChameleonConfig, checkpoint: Checkpoint, size: int | None
 ) -> ChameleonGridConfig:
-    """What a checkpoint draws: Lumina-mGPT rows with newlines, all others Anole's.
+    """What a checkpoint draws, as far as its name and its `config.json` tell.
+
+    Lumina-mGPT's rows end with newlines; all others draw as Anole does.
 
     Raises:
       ValueError: the size cannot be told, or is told in ways that differ.
     """
     kinds = " ".join(map(str, checkpoint.args.get("architectures") or ()))
-    named = _LUMINA.search(str(checkpoint.path))
-    if named or "XLLMX" in kinds:
-        return lumina_grid(language, named and int(named[1]), size)
-    return anole_grid(language, size)
-
-
-def lumina_grid(
-    language: ChameleonConfig, named: int | None, size: int | None
-) -> ChameleonGridConfig:
-    """Lumina-mGPT's: every row ends with a newline.
-
-    Raises:
-      ValueError: neither the name nor the caller tells the size, or they differ.
-    """
-    if size is None and named is None:
+    named = _LUMINA.findall(str(checkpoint.path))
+    if not named and "XLLMX" not in kinds:
+        return square(language, ANOLE_SIZE if size is None else size, newline=None)
+    claims = {int(x) for x in named[-1:]} | ({size} if size is not None else set())
+    if not claims:
         raise ValueError(
             "the weights do not tell the size: pass it; Lumina-mGPT-7B-768 has 768"
         )
-    if size is not None and named is not None and size != named:
-        raise ValueError(f"size is {size}, but the model's name says {named}")
-    side = _side(size or named)
-    return ChameleonGridConfig(language, (side, side + 1), newline=NEWLINE)
+    if len(claims) > 1:
+        raise ValueError(f"size is {size}, but the model's name says {named[-1]}")
+    return square(language, claims.pop(), newline=NEWLINE)
 
 
-def anole_grid(language: ChameleonConfig, size: int | None) -> ChameleonGridConfig:
-    """Anole's: 1,024 codes, no newlines.
+def square(
+    language: ChameleonConfig, size: int, newline: int | None
+) -> ChameleonGridConfig:
+    """A square picture of this many pixels a side.
 
     Raises:
-      ValueError: the size is another.
+      ValueError: it has no whole number of cells.
     """
-    if size not in (None, ANOLE_SIZE):
-        raise ValueError(f"Anole draws {ANOLE_SIZE} px, not {size}")
-    side = _side(ANOLE_SIZE)
-    return ChameleonGridConfig(language, (side, side), newline=None)
-
-
-def _side(size: int | None) -> int:
-    if not size or size <= 0 or size % CELL:
+    if size <= 0 or size % CELL:
         raise ValueError(f"size must be a multiple of {CELL} pixels, not {size}")
-    return size // CELL
+    side = size // CELL
+    grid = side, side + (newline is not None)
+    return ChameleonGridConfig(language, grid, newline=newline)
 
 
 def check_draws(checkpoint: Checkpoint, reason: str | None, family: str) -> None:

@@ -31,6 +31,7 @@ from jaxspec.checkpoints.writer import (
     write_json,
     write_orbax,
 )
+from jaxspec.models.chameleon import ChameleonGridConfig
 from jaxspec.models.flashar import FlashConfig
 from jaxspec.models.lpd import LPDConfig
 from jaxspec.models.transformer import TransformerConfig
@@ -38,6 +39,7 @@ from jaxspec.models.upsampler import UpsamplerConfig
 from jaxspec.models.vq import VQConfig
 from jaxspec.pipeline import Defaults, Pipeline, PipelineConfig, abstract_params
 from jaxspec.reading.llamagen import CaptionReader, ClassReader
+from jaxspec.reading.lumina import AnoleReader, LuminaReader
 from jaxspec.reading.tar import TarReader
 from jaxspec.text import PieceText, tokenizer_of
 
@@ -45,7 +47,15 @@ FAMILIES = Path(__file__).parent.parent / "families"
 # Of these, each model has a file of its own.
 SEVERAL = ("decoders", "upsamplers", "drafters", "flashar", "lpd")
 TOKENIZER = "tokenizer.json"
-READERS = {x.kind: x for x in (PieceText, ClassReader, CaptionReader, TarReader)}
+_READERS = (
+    PieceText,
+    ClassReader,
+    CaptionReader,
+    TarReader,
+    LuminaReader,
+    AnoleReader,
+)
+READERS = {x.kind: x for x in _READERS}
 
 
 def families() -> list[str]:
@@ -105,7 +115,7 @@ def config_to_json(config: PipelineConfig) -> dict[str, Any]:
 def _config_from_json(values: dict[str, Any], folder: Path) -> PipelineConfig:
     def by_size(networks, kind=TransformerConfig):
         return tuple(
-            (int(size), from_dict(kind, c))
+            (int(size), from_dict(ChameleonGridConfig if "language" in c else kind, c))
             for size, c in sorted(networks.items(), key=lambda kv: int(kv[0]))
         )
 

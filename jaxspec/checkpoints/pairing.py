@@ -7,8 +7,10 @@ published files promise; a message names the files.
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from jaxspec.decoding import ImageGrammar
+from jaxspec.models.chameleon import ChameleonGridConfig
 from jaxspec.models.qwen2 import Qwen2Config
 from jaxspec.models.t5 import T5Config
 from jaxspec.models.ta_tok import TaTokConfig
@@ -25,7 +27,7 @@ class Decoder(NamedTuple):
     """A decoder, the file it comes from, and the side in pixels of its pictures."""
 
     file: str
-    config: TransformerConfig
+    config: Any  # TransformerConfig or ChameleonGridConfig
     size: int
 
 
@@ -81,6 +83,18 @@ def check_tar(
     _refuse(problems)
 
 
+def check_chameleon(decoders: Sequence[Decoder], vq: VQFile) -> None:
+    """Checks the models of Lumina-mGPT, Anole or another Chameleon.
+
+    Raises:
+      ValueError: they do not belong together; all that is wrong, a line each.
+    """
+    problems = list(decoders_together(decoders))
+    for decoder in decoders:
+        problems += decoder_and_vq(decoder, vq)
+    _refuse(problems)
+
+
 def check_together(decoders: Sequence[Decoder]) -> None:
     """Raises ValueError if decoders cannot be the sizes of one family."""
     _refuse(decoders_together(decoders))
@@ -96,19 +110,22 @@ def _refuse(problems: Iterable[str]) -> None:
 
 def decoder_and_vq(decoder: Decoder, vq: VQFile) -> Iterator[str]:
     """What keeps a decoder and a tokenizer from drawing one picture together."""
-    codes, tokens = vq.config.codebook_size, decoder.config.vocab_size
+    grammar = ImageGrammar.of(decoder.config)
+    codes, tokens = vq.config.codebook_size, grammar.codes(decoder.config.vocab_size)
     if tokens != codes:
         yield (
             f"{decoder.file} draws from {tokens} codes, and {vq.file} has {codes} "
             f"of them{_fitting(decoder)}"
         )
-    rows, columns = decoder.config.grid
+    rows, columns = grammar.picture
     factor = vq.config.factor
     if (rows * factor, columns * factor) != (decoder.size, decoder.size):
         yield (
             f"{decoder.file} draws {rows}x{columns} cells for {decoder.size} px, and "
             f"{vq.file} makes {factor} px a side of each{_fitting(decoder)}"
         )
+    if not isinstance(decoder.config, TransformerConfig):
+        return
     kind, named = VQ_FILES[decoder.config.prefix], _VQ_NAME.search(vq.file)
     if named and named[1] != kind:
         yield (
@@ -119,6 +136,8 @@ def decoder_and_vq(decoder: Decoder, vq: VQFile) -> Iterator[str]:
 
 def _fitting(decoder: Decoder) -> str:
     """The published tokenizer of a decoder, where it draws from as many codes."""
+    if isinstance(decoder.config, ChameleonGridConfig):
+        return " (published with Meta's vqgan.ckpt)"
     if decoder.config.vocab_size != VQConfig().codebook_size:
         return ""
     return f" (published with vq_ds16_{VQ_FILES[decoder.config.prefix]}.pt)"
@@ -163,8 +182,8 @@ def decoders_together(decoders: Sequence[Decoder]) -> Iterator[str]:
         same = [d.file for d in decoders[:i] if d.size == other.size]
         if same:
             yield f"{same[0]} and {other.file} both draw {other.size} px"
-        for name in ("prefix", "prefix_length", "prefix_width"):
-            one, two = getattr(first.config, name), getattr(other.config, name)
+        for name in ("prefix", "prefix_length", "prefix_width", "newline"):
+            one, two = (getattr(x.config, name, None) for x in (first, other))
             if one != two:
                 yield (
                     f"{first.file} and {other.file} take different conditions: {name} "

@@ -25,6 +25,7 @@ from jaxspec.checkpoints.folder import load
 from jaxspec.checkpoints.readers import naming, read_json
 from jaxspec.checkpoints.single import load_model
 from jaxspec.checkpoints.writer import CONFIG
+from jaxspec.models.chameleon import ChameleonGridConfig
 from jaxspec.models.drafter import EagleHead
 from jaxspec.models.llama import Llama, LlamaConfig
 from jaxspec.models.t5 import T5Config, T5Encoder
@@ -109,7 +110,9 @@ class Stage:
     counts: str | None = None
 
 
-def _transformer(c: TransformerConfig) -> list[Stage]:
+def _decoder(c: TransformerConfig | ChameleonGridConfig) -> list[Stage]:
+    if isinstance(c, ChameleonGridConfig):
+        return _language(c.language)
     condition = Input((None, c.prefix_length, c.prefix_width))
     if c.prefix == "class":
         condition = Input((None,), c.prefix_width + 1)
@@ -173,7 +176,7 @@ def _t5(c: T5Config) -> list[Stage]:
 
 # By the first part of a model's place.
 STAGES: dict[str, Callable[[Any], list[Stage]]] = {
-    "decoders": _transformer,
+    "decoders": _decoder,
     "drafters": _drafter,
     "vq": _vq,
     "ta_tok": _ta_tok,

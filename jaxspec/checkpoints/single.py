@@ -8,8 +8,8 @@ The folder holds the weights as a family's folder does (`vq.safetensors`,
 import dataclasses
 import hashlib
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,7 @@ class Part:
       place: in the tree of a folder's parameters, such as "vq" or "decoders/256".
       parameters: ours, by their paths in that tree, not read yet.
       dtype: that they are cast to, or None.
+      told: what the caller said of it, for its provenance.
     """
 
     checkpoint: Checkpoint
@@ -64,6 +65,7 @@ class Part:
     place: str
     parameters: dict[str, Parameter]
     dtype: str | None
+    told: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -168,6 +170,7 @@ def _provenance(part: Part, more: Callable[[int], None]) -> dict[str, Any]:
         ],
         "types": sorted({str(x.dtype) for x in checkpoint.tensors.values()}),
         "cast_to": part.dtype,
+        **({"told": dict(part.told)} if part.told else {}),
     }
 
 

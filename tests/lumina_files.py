@@ -1,0 +1,83 @@
+"""Tiny random models of Lumina-mGPT and Anole as files, laid out as published."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxspec.checkpoints import CHAMELEON, CHAMELEON_RAW, CHAMELEON_VQ, to_torch
+from jaxspec.models import abstract
+from jaxspec.models.chameleon import ChameleonGridConfig
+from jaxspec.models.vq import VQConfig
+from jaxspec.testing import random_weights
+from tests import toy_lumina
+from tests.converting import save, save_sharded
+
+VQ = VQConfig(
+    codebook_size=8192,
+    code_width=4,
+    normalize_codes=False,
+    width=32,  # of as many groups as channels, the least there can be
+    multipliers=(1, 1, 1, 1, 1),  # 16 pixels a cell
+    encoder_blocks=1,
+    decoder_blocks=2,
+    latent_width=8,
+    attention="middle",
+)
+
+
+def language_params(seed: int = 0) -> Any:
+    """Of `toy_lumina.language()`."""
+    config = ChameleonGridConfig(toy_lumina.language(), (1, 1))
+    return random_weights(abstract.chameleon(config), seed)
+
+
+def vq_params() -> Any:
+    return random_weights(abstract.vq(VQ))
+
+
+def language_model(folder: Path, seed: int = 0, **args) -> Path:
+    """A folder of Hugging Face's, in shards; `args` change its config.json."""
+    grid = ChameleonGridConfig(toy_lumina.language(), (1, 1))
+    tensors = to_torch(language_params(seed), grid, CHAMELEON)
+    # As published, with the encoder of its tokenizer.
+    tensors["model.vqmodel.encoder.conv_in.weight"] = np.ones((4, 3, 3, 3), np.float32)
+    save_sharded(folder, tensors)
+    language = grid.language
+    config = {
+        "architectures": ["ChameleonXLLMXForConditionalGeneration"],
+        "model_type": "chameleon",
+        "vocab_size": language.vocab_size,
+        "hidden_size": language.width,
+        "intermediate_size": language.hidden,
+        "num_hidden_layers": language.depth,
+        "num_attention_heads": language.heads,
+        "num_key_value_heads": language.key_heads,
+        "rms_norm_eps": language.norm_epsilon,
+        "rope_theta": language.rotary_base,
+        "swin_norm": language.output_norms,
+        "mask_image_logits": False,
+        "tie_word_embeddings": False,
+    }
+    config = {k: x for k, x in (config | args).items() if x is not None}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def raw_language_model(path: Path, seed: int = 0) -> Path:
+    """One file under Meta's names, in Meta's layout, as Anole came first."""
+    grid = ChameleonGridConfig(toy_lumina.language(), (1, 1))
+    return save(path, to_torch(language_params(seed), grid, CHAMELEON_RAW))
+
+
+def tokenizer_files(folder: Path) -> dict[str, Path]:
+    """The options `--vq` and `--tokenizer` of Meta's files."""
+    tensors = to_torch(vq_params(), VQ, CHAMELEON_VQ)
+    tensors["loss.discriminator.main.0.weight"] = np.ones((2, 3), np.float32)
+    vocabulary = folder / "text_tokenizer.json"
+    vocabulary.parent.mkdir(parents=True, exist_ok=True)
+    vocabulary.write_text(toy_lumina.vocabulary(), encoding="utf8")
+    return {"--vq": save(folder / "vqgan.safetensors", tensors)} | {
+        "--tokenizer": vocabulary
+    }
