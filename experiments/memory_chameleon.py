@@ -1,11 +1,12 @@
 """What Lumina-mGPT-7B takes of memory, by shapes alone: nothing is computed.
 
-    python -m experiments.memory_chameleon [--size 768] [--images 1] [--out FILE.json]
+    python -m experiments.memory_chameleon [--size 768] [--images 1] [--devices 2]
 
 Weights are bfloat16, as published; the VQ is float32, as in its file. Guidance is on,
 so that each image has two rows and two caches. What is held while a picture is drawn is
 counted, and beside it the largest single arrays of a pass of SJD, of the prompt's and
-of making pixels: XLA keeps a few of their size at a time.
+of making pixels: XLA keeps a few of their size at a time. Of several devices, each
+holds its part of the heads and hidden units, and all that is in no layer.
 """
 
 import json
@@ -17,6 +18,7 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 import typer
+from jax.extend.core import jaxprs_in_params
 
 from jaxspec.decoding import Target
 from jaxspec.methods import SJD
@@ -40,7 +42,9 @@ LUMINA_7B = ChameleonConfig(
     hidden=11008,
 )
 VQGAN = VQConfig(8192, 256, normalize_codes=False, attention="middle")
-CELL, NEWLINE, GB = 16, 8803, 1e9
+CELL, NEWLINE = 16, 8803
+# What devices share; norms, embeddings and the head are whole on each.
+SHARED = {"query", "key_value", "attention_out", "gate_up", "down"}
 
 
 def as_type(tree: Any, dtype) -> Any:
@@ -58,7 +62,7 @@ def intermediates(jaxpr: Any) -> Iterator[int]:
         for x in equation.outvars:
             if hasattr(x.aval, "shape") and hasattr(x.aval.dtype, "itemsize"):
                 yield prod(x.aval.shape) * x.aval.dtype.itemsize
-        for inner in jax.core.jaxprs_in_params(equation.params):
+        for inner in jaxprs_in_params(equation.params):
             yield from intermediates(inner)
 
 
@@ -66,46 +70,66 @@ def largest(function: Callable, *args: Any) -> int:
     return max(intermediates(jax.make_jaxpr(function)(*args).jaxpr))
 
 
-def plan(size: int, images: int, prompt: int, window: int) -> dict[str, int]:
-    """Bytes by what they are of."""
+def each(tree: Any, devices: int) -> int:
+    """Bytes on each of several devices that share heads and hidden units."""
+    leaves = jax.tree.leaves_with_path(tree)
+    named = [(jax.tree_util.keystr(path[-1:], simple=True), x) for path, x in leaves]
+    shared = nbytes([x for name, x in named if name in SHARED])
+    return nbytes(tree) - shared + shared // devices
+
+
+def plan(
+    size: int, images: int, prompt: int, window: int, devices: int
+) -> dict[str, dict[str, int]]:
+    """Bytes on each device, by what they are of: what is held, and largest arrays."""
     side = size // CELL
     config = ChameleonGridConfig(
         LUMINA_7B, (side, side + 1), prefix_length=prompt, newline=NEWLINE
     )
-    model = ChameleonGrid(config)
+    model, rows = ChameleonGrid(config), 2 * images
     loaded = as_type(abstract.chameleon(config), jnp.bfloat16)
-    prepared = jax.eval_shape(model.prepared, loaded)
-    shared = {k: prepared["params"][k] for k in ("word_embedding", "norm")}
-    tokens = jax.ShapeDtypeStruct((images, prompt), jnp.int32)
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), images))
-    method = SJD(window=window)
+    prepared = jax.eval_shape(model.prepared, loaded)["params"]
+    copied = {k: x for k, x in prepared.items() if k not in ("word_embedding", "norm")}
+    vq = abstract.vq(VQGAN)
+    cache = jax.eval_shape(lambda: Cache.empty(config, rows, jnp.bfloat16))
+    target, method, state = started(model, {"params": prepared}, images, window)
+    codes = jax.ShapeDtypeStruct((images, side, side), jnp.int32)
+    pixels = lambda params, x: VQ(VQGAN).apply(params, x, method="decode")
+    logits = jax.ShapeDtypeStruct((rows, window, config.vocab_size), jnp.float32)
+    words = jax.ShapeDtypeStruct((rows, window, LUMINA_7B.vocab_size), jnp.float32)
+    return {
+        "held": {
+            "language model, as loaded": each(loaded, devices),
+            "its layers apart, and what cells can be": each(copied, devices),
+            "VQ": nbytes(vq),
+            "caches of both rows": nbytes(cache) // devices,
+            "windows": nbytes(state) - nbytes(cache),
+        },
+        "largest arrays": {
+            "a pass of SJD": largest(method.step, target, state),
+            "its logits": nbytes(logits),
+            "its logits, were all 65,536 tokens read out": nbytes(words),
+            "the prompt's pass": largest(lambda x: x.prefill()[0], target),
+            "making pixels": largest(pixels, vq, codes),
+        },
+    }
+
+
+def started(
+    model: ChameleonGrid, params: Any, images: int, window: int
+) -> tuple[Target, SJD, Any]:
+    """A target, SJD with a window, and its state before the first pass, as shapes."""
+    method, config = SJD(window=window), model.config
     settings = Sampling.create(config.vocab_size, guidance=3.0, top_k=2000)
 
     def start(params, tokens, keys):
         target = Target.create(model, params, tokens, settings)
         return target, method.start(target, keys)
 
-    target, state = jax.eval_shape(start, prepared, tokens, keys)
-    rows = 2 * images
-    cache = jax.eval_shape(lambda: Cache.empty(config, rows, jnp.bfloat16))
-    vq = abstract.vq(VQGAN)
-    codes = jax.ShapeDtypeStruct((images, side, side), jnp.int32)
-    decode = lambda params, x: VQ(VQGAN).apply(params, x, method="decode")
-    whole = rows * window * LUMINA_7B.vocab_size * 4
-    return {
-        "language model": nbytes(loaded),
-        "its layers apart, and what cells can be": nbytes(prepared) - nbytes(shared),
-        "VQ": nbytes(vq),
-        "caches": nbytes(cache),
-        "windows": nbytes(state) - nbytes(cache),
-        "largest array of a pass": largest(method.step, target, state),
-        "largest array of the prompt's pass": largest(
-            lambda target: target.prefill()[0], target
-        ),
-        "largest array of making pixels": largest(decode, vq, codes),
-        "logits of a pass": rows * window * config.vocab_size * 4,
-        "logits of a pass, of all 65,536 tokens": whole,
-    }
+    tokens = jax.ShapeDtypeStruct((images, config.prefix_length), jnp.int32)
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), images))
+    target, state = jax.eval_shape(start, params, tokens, keys)
+    return target, method, state
 
 
 def main(
@@ -113,14 +137,22 @@ def main(
     images: Annotated[int, typer.Option(help="Drawn at once.")] = 1,
     prompt: Annotated[int, typer.Option(help="Slots of the prompt.")] = 96,
     window: Annotated[int, typer.Option(help="Of SJD.")] = 16,
+    devices: Annotated[int, typer.Option(help="That share the model.")] = 1,
     out: Annotated[Path | None, typer.Option(help="Write the numbers too.")] = None,
 ) -> None:
-    """Prints the plan as a table."""
-    found = plan(size, images, prompt, window)
-    for name, count in found.items():
-        typer.echo(f"| {name} | {count / GB:.3f} |")
+    """Prints the plan of each device, in GB."""
+    found = plan(size, images, prompt, window, devices)
+    for part, rows in found.items():
+        typer.echo(f"{part}:")
+        for name, count in rows.items():
+            typer.echo(f"  {name:<45} {count / 1e9:7.3f}")
+        if part == "held":
+            typer.echo(f"  {'together':<45} {sum(rows.values()) / 1e9:7.3f}")
     if out is not None:
-        out.write_text(json.dumps(found, indent=1) + "\n")
+        settings = dict(
+            size=size, images=images, prompt=prompt, window=window, devices=devices
+        )
+        out.write_text(json.dumps({"settings": settings, **found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 
 import jaxspec
 from jaxspec.models.llama import Llama
@@ -42,30 +43,29 @@ def theirs():
     return model
 
 
+def as_bin(folder, tensors) -> None:
+    """The shards of a folder in torch's format, as older versions wrote them."""
+    index = folder / "model.safetensors.index.json"
+    placed = json.loads(index.read_text())["weight_map"]
+    for name in set(placed.values()):
+        own = {key: tensors[key] for key, file in placed.items() if file == name}
+        torch.save(own, folder / name.replace("safetensors", "bin"))
+        (folder / name).unlink()
+    index.unlink()
+    placed = {k: name.replace("safetensors", "bin") for k, name in placed.items()}
+    index = folder / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"weight_map": placed}))
+
+
 @pytest.mark.parametrize("kind", ["safetensors", "bin"])
 def test_a_folder_of_transformers(theirs, tmp_path, kind):
     folder = tmp_path / "Anole-7b-v0.1-hf"
     theirs.save_pretrained(folder, max_shard_size="500KB")
-    shards = sorted(folder.glob("*.safetensors"))
-    assert len(shards) > 1
-    if kind == "bin":  # as folders of older versions are
-        index = json.loads((folder / "model.safetensors.index.json").read_text())
-        placed = index["weight_map"]
-        for file in shards:
-            own = {
-                k: theirs.state_dict()[k] for k, f in placed.items() if f == file.name
-            }
-            torch.save(own, folder / f"{file.stem}.bin")
-            file.unlink()
-        (folder / "model.safetensors.index.json").unlink()
-        placed = {k: f.replace("safetensors", "bin") for k, f in placed.items()}
-        (folder / "pytorch_model.bin.index.json").write_text(
-            json.dumps({"weight_map": placed})
-        )
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    if kind == "bin":
+        as_bin(folder, theirs.state_dict())
     files = tokenizer_files(tmp_path / "tokenizer")
     vqgan = tmp_path / "vqgan.ckpt"  # in Lightning's container
-    from safetensors.torch import load_file
-
     torch.save({"epoch": 3, "state_dict": load_file(files["--vq"])}, vqgan)
     out = tmp_path / "out"
     said = run(
