@@ -92,12 +92,13 @@ class ChameleonGridConfig:
         return self.language.head_width
 
 
-def _of_cells(config: ChameleonGridConfig, rows: jax.Array) -> jax.Array:
-    """The rows of what a cell can be, of those of all tokens."""
-    parts = [rows[config.first : config.first + config.codes]]
+def _of_cells(config: ChameleonGridConfig, x: jax.Array, axis: int) -> jax.Array:
+    """What of an axis over all tokens is of those that a cell can be."""
+    parts = [(config.first, config.first + config.codes)]
     if config.newline is not None:
-        parts.append(rows[config.newline][None])
-    return jnp.concatenate(parts)
+        parts.append((config.newline, config.newline + 1))
+    slices = [jax.lax.slice_in_dim(x, *part, axis=axis) for part in parts]
+    return jnp.concatenate(slices, axis=axis)
 
 
 class ChameleonGrid(nn.Module):
@@ -125,8 +126,8 @@ class ChameleonGrid(nn.Module):
         words = inner["token_embedding"]
         own = {
             "word_embedding": words,
-            "token_embedding": _of_cells(self.config, words),
-            "head": _of_cells(self.config, inner["head"].T).T,
+            "token_embedding": _of_cells(self.config, words, 0),
+            "head": _of_cells(self.config, inner["head"], 1),
         }
         return {"params": inner | own}
 
