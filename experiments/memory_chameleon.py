@@ -1,122 +1,89 @@
-"""What Lumina-mGPT-7B takes of memory, by shapes alone: nothing is computed.
+"""What Lumina-mGPT-7B takes of memory, part by part, from shapes alone.
 
-    python -m experiments.memory_chameleon [--size 768] [--images 1] [--devices 2]
+    python -m experiments.memory_chameleon [--size 768] [--batch 1] [--devices 2]
 
-Weights are bfloat16, as published; the VQ is float32, as in its file. Guidance is on,
-so that each image has two rows and two caches. What is held while a picture is drawn is
-counted, and beside it the largest single arrays of a pass of SJD, of the prompt's and
-of making pixels: XLA keeps a few of their size at a time. Of several devices, each
-holds its part of the heads and hidden units, and all that is in no layer.
+`jaxspec plan --family lumina-7b-768` tells whether it fits; this tells what of. Weights
+are bfloat16, as published; the VQ is float32, as in its file. Guidance is on, so that
+each image has two rows and two caches. Of several devices, each holds its part of the
+heads and hidden units, and all that is in no layer.
 """
 
 import json
-from collections.abc import Callable, Iterator
-from math import prod
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import typer
-from jax.extend.core import jaxprs_in_params
 
 from jaxspec.decoding import Target
+from jaxspec.memory import peak, size_of
 from jaxspec.methods import SJD
 from jaxspec.models import abstract
 from jaxspec.models.cache import Cache
-from jaxspec.models.chameleon import (
-    ChameleonConfig,
-    ChameleonGrid,
-    ChameleonGridConfig,
-)
-from jaxspec.models.vq import VQ, VQConfig
+from jaxspec.models.chameleon import ChameleonGrid
+from jaxspec.pipeline import pictures
+from jaxspec.planning import PROMPT
+from jaxspec.presets import preset
 from jaxspec.sampling import Sampling
 
-LUMINA_7B = ChameleonConfig(
-    vocab_size=65536,
-    width=4096,
-    depth=32,
-    heads=32,
-    key_heads=32,
-    head_width=128,
-    hidden=11008,
-)
-VQGAN = VQConfig(8192, 256, normalize_codes=False, attention="middle")
-CELL, NEWLINE = 16, 8803
 # What devices share; norms, embeddings and the head are whole on each.
 SHARED = {"query", "key_value", "attention_out", "gate_up", "down"}
 
 
-def as_type(tree: Any, dtype) -> Any:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), tree)
-
-
-def nbytes(tree: Any) -> int:
-    """Of all arrays; a key counts as its two words."""
-    return sum(prod(x.shape) * max(x.dtype.itemsize, 1) for x in jax.tree.leaves(tree))
-
-
-def intermediates(jaxpr: Any) -> Iterator[int]:
-    """Sizes of the arrays that a program makes, those of its loops among them."""
-    for equation in jaxpr.eqns:
-        for x in equation.outvars:
-            if hasattr(x.aval, "shape") and hasattr(x.aval.dtype, "itemsize"):
-                yield prod(x.aval.shape) * x.aval.dtype.itemsize
-        for inner in jaxprs_in_params(equation.params):
-            yield from intermediates(inner)
-
-
-def largest(function: Callable, *args: Any) -> int:
-    return max(intermediates(jax.make_jaxpr(function)(*args).jaxpr))
+def as_bfloat16(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16), tree)
 
 
 def each(tree: Any, devices: int) -> int:
     """Bytes on each of several devices that share heads and hidden units."""
     leaves = jax.tree.leaves_with_path(tree)
     named = [(jax.tree_util.keystr(path[-1:], simple=True), x) for path, x in leaves]
-    shared = nbytes([x for name, x in named if name in SHARED])
-    return nbytes(tree) - shared + shared // devices
+    shared = size_of([x for name, x in named if name in SHARED])
+    return size_of(tree) - shared + shared // devices
 
 
 def plan(
-    size: int, images: int, prompt: int, window: int, devices: int
+    size: int, batch: int, prompt: int, window: int, devices: int
 ) -> dict[str, dict[str, int]]:
-    """Bytes on each device, by what they are of: what is held, and largest arrays."""
-    side = size // CELL
-    config = ChameleonGridConfig(
-        LUMINA_7B, (side, side + 1), prefix_length=prompt, newline=NEWLINE
-    )
-    model, rows = ChameleonGrid(config), 2 * images
-    loaded = as_type(abstract.chameleon(config), jnp.bfloat16)
+    """Bytes by what they are of: what each device holds, and what a stage adds."""
+    family = preset(f"lumina-7b-{size}")
+    config = replace(dict(family.decoders)[size], prefix_length=prompt)
+    model, rows = ChameleonGrid(config), 2 * batch
+    loaded = as_bfloat16(abstract.chameleon(config))
     prepared = jax.eval_shape(model.prepared, loaded)["params"]
     copied = {k: x for k, x in prepared.items() if k not in ("word_embedding", "norm")}
-    vq = abstract.vq(VQGAN)
+    vq = abstract.vq(family.vq)
     cache = jax.eval_shape(lambda: Cache.empty(config, rows, jnp.bfloat16))
-    target, method, state = started(model, {"params": prepared}, images, window)
-    codes = jax.ShapeDtypeStruct((images, side, side), jnp.int32)
-    pixels = lambda params, x: VQ(VQGAN).apply(params, x, method="decode")
+    target, method, state = started(model, {"params": prepared}, batch, window)
+    side = size // family.vq.factor
+    codes = jax.ShapeDtypeStruct((batch, side, side), jnp.int32)
     logits = jax.ShapeDtypeStruct((rows, window, config.vocab_size), jnp.float32)
-    words = jax.ShapeDtypeStruct((rows, window, LUMINA_7B.vocab_size), jnp.float32)
+    words = (rows, window, config.language.vocab_size)
+    pixels = lambda vq, codes: pictures(family.vq, family.pixels, vq, codes)
     return {
         "held": {
             "language model, as loaded": each(loaded, devices),
             "its layers apart, and what cells can be": each(copied, devices),
-            "VQ": nbytes(vq),
-            "caches of both rows": nbytes(cache) // devices,
-            "windows": nbytes(state) - nbytes(cache),
+            "VQ": size_of(vq),
+            "caches of both rows": size_of(cache) // devices,
+            "windows": size_of(state) - size_of(cache),
         },
-        "largest arrays": {
-            "a pass of SJD": largest(method.step, target, state),
-            "its logits": nbytes(logits),
-            "its logits, were all 65,536 tokens read out": nbytes(words),
-            "the prompt's pass": largest(lambda x: x.prefill()[0], target),
-            "making pixels": largest(pixels, vq, codes),
+        "beside it, at most": {
+            "a pass of SJD": peak(method.step, target, state, donated=(1,))
+            - size_of(state),
+            "of that, logits": size_of(logits),
+            "logits, were all 65,536 tokens read out": size_of(
+                jax.ShapeDtypeStruct(words, jnp.float32)
+            ),
+            "making pixels": peak(pixels, vq, codes),
         },
     }
 
 
 def started(
-    model: ChameleonGrid, params: Any, images: int, window: int
+    model: ChameleonGrid, params: Any, batch: int, window: int
 ) -> tuple[Target, SJD, Any]:
     """A target, SJD with a window, and its state before the first pass, as shapes."""
     method, config = SJD(window=window), model.config
@@ -126,32 +93,32 @@ def started(
         target = Target.create(model, params, tokens, settings)
         return target, method.start(target, keys)
 
-    tokens = jax.ShapeDtypeStruct((images, config.prefix_length), jnp.int32)
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), images))
+    tokens = jax.ShapeDtypeStruct((batch, config.prefix_length), jnp.int32)
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), batch))
     target, state = jax.eval_shape(start, params, tokens, keys)
     return target, method, state
 
 
 def main(
-    size: Annotated[int, typer.Option(help="Pixels a side.")] = 768,
-    images: Annotated[int, typer.Option(help="Drawn at once.")] = 1,
-    prompt: Annotated[int, typer.Option(help="Slots of the prompt.")] = 96,
+    size: Annotated[int, typer.Option(help="Pixels a side: 512, 768, 1024.")] = 768,
+    batch: Annotated[int, typer.Option(help="Pictures at once.")] = 1,
+    prompt: Annotated[int, typer.Option(help="Slots of the prompt.")] = PROMPT,
     window: Annotated[int, typer.Option(help="Of SJD.")] = 16,
     devices: Annotated[int, typer.Option(help="That share the model.")] = 1,
     out: Annotated[Path | None, typer.Option(help="Write the numbers too.")] = None,
 ) -> None:
-    """Prints the plan of each device, in GB."""
-    found = plan(size, images, prompt, window, devices)
+    """Prints what each device needs, in GB."""
+    settings = dict(
+        size=size, batch=batch, prompt=prompt, window=window, devices=devices
+    )
+    found = plan(**settings)
     for part, rows in found.items():
         typer.echo(f"{part}:")
         for name, count in rows.items():
-            typer.echo(f"  {name:<45} {count / 1e9:7.3f}")
+            typer.echo(f"  {name:<42} {count / 1e9:7.3f}")
         if part == "held":
-            typer.echo(f"  {'together':<45} {sum(rows.values()) / 1e9:7.3f}")
+            typer.echo(f"  {'together':<42} {sum(rows.values()) / 1e9:7.3f}")
     if out is not None:
-        settings = dict(
-            size=size, images=images, prompt=prompt, window=window, devices=devices
-        )
         out.write_text(json.dumps({"settings": settings, **found}, indent=1) + "\n")
 
 

@@ -27,6 +27,7 @@ DTYPES = ("bfloat16", "float16", "float32")
 Examples:
   jaxspec plan --family tar-1.5b --size 1024 --batch 8
   jaxspec plan --family tar-7b --method mulo --knob rows_at_once=8
+  jaxspec plan --family lumina-7b-768 --method sjd
   jaxspec plan --family path/to/converted --dtype float32 --json"""
 )
 def plan(
@@ -34,8 +35,9 @@ def plan(
         str,
         typer.Option(
             metavar="NAME_OR_FOLDER",
-            help="Tar or LlamaGen as published (tar-1.5b, tar-7b, llamagen-b, -l, -xl, "
-            "-xxl, -3b, llamagen-t2i-xl), or a family that `generate` takes.",
+            help="As published (tar-1.5b, tar-7b, llamagen-b, -l, -xl, -xxl, -3b, "
+            "llamagen-t2i-xl, lumina-7b-512, -768, -1024, anole-7b), or a family that "
+            "`generate` takes.",
         ),
     ] = "emoji",
     size: Size = None,

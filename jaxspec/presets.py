@@ -8,13 +8,16 @@ near to these.
 from collections.abc import Callable
 
 from jaxspec.checkpoints.configs import LLAMAGEN_SIZES
+from jaxspec.models.chameleon import ChameleonConfig, ChameleonGridConfig
 from jaxspec.models.qwen2 import Qwen2Config
 from jaxspec.models.t5 import T5Config
 from jaxspec.models.ta_tok import TaTokConfig, TowerConfig
 from jaxspec.models.transformer import TransformerConfig, swiglu_hidden
 from jaxspec.models.vq import VQConfig
 from jaxspec.pipeline import Defaults, PipelineConfig
+from jaxspec.reading import Reader
 from jaxspec.reading.llamagen import CaptionReader, ClassReader
+from jaxspec.reading.lumina import NEWLINE, AnoleReader, LuminaReader
 from jaxspec.reading.tar import TarReader, Writer
 
 NO_TOKENIZER = "{}"  # a preset reads no prompt
@@ -135,6 +138,48 @@ def _llamagen(width: int, captions: bool, *sizes: int) -> PipelineConfig:
     )
 
 
+CHAMELEON_7B = ChameleonConfig(
+    vocab_size=65536,
+    width=4096,
+    depth=32,
+    heads=32,
+    key_heads=32,
+    head_width=128,
+    hidden=11008,
+)
+VQGAN = VQConfig(
+    codebook_size=8192, code_width=256, normalize_codes=False, attention="middle"
+)
+
+
+def _chameleon(name: str, reader: Reader, newline: int | None, *sizes: int):
+    """Chameleon 7B, as it draws squares."""
+
+    def decoder(size: int) -> ChameleonGridConfig:
+        side = size // VQGAN.factor
+        grid = side, side + (newline is not None)
+        return ChameleonGridConfig(CHAMELEON_7B, grid, newline=newline)
+
+    return PipelineConfig(
+        name=name,
+        decoders=tuple((size, decoder(size)) for size in sizes),
+        vq=VQGAN,
+        text=reader,
+        defaults=Defaults(sizes[-1], 3.0, 1.0, 2000, 1.0),
+        pixels="truncated",
+    )
+
+
+def _lumina(size: int) -> PipelineConfig:
+    """Lumina-mGPT of one size: each has weights of its own."""
+    reader = LuminaReader(NO_TOKENIZER, (size,))
+    return _chameleon(f"lumina-7b-{size}", reader, NEWLINE, size)
+
+
+def _anole() -> PipelineConfig:
+    return _chameleon("anole-7b", AnoleReader(NO_TOKENIZER), None, 512)
+
+
 PRESETS: dict[str, Callable[[], PipelineConfig]] = {
     "tar-1.5b": lambda: _tar("1.5b"),
     "tar-7b": lambda: _tar("7b"),
@@ -144,6 +189,10 @@ PRESETS: dict[str, Callable[[], PipelineConfig]] = {
     "llamagen-xxl": lambda: _llamagen(1536, False, 256, 384),
     "llamagen-3b": lambda: _llamagen(3200, False, 256, 384),
     "llamagen-t2i-xl": lambda: _llamagen(1280, True, 256, 512),
+    "lumina-7b-512": lambda: _lumina(512),
+    "lumina-7b-768": lambda: _lumina(768),
+    "lumina-7b-1024": lambda: _lumina(1024),
+    "anole-7b": _anole,
 }
 
 

@@ -87,6 +87,10 @@ def test_every_preset_has_the_size_it_is_named_for(name):
         "llamagen-xxl": 1400,
         "llamagen-3b": 3100,
         "llamagen-t2i-xl": 775,
+        "lumina-7b-512": 7010,
+        "lumina-7b-768": 7010,
+        "lumina-7b-1024": 7010,
+        "anole-7b": 7010,
     }[name]
     config = preset(name)
     decoder = abstract_params(config)["decoders"][str(config.sizes[0])]
@@ -113,3 +117,17 @@ def test_the_command():
         refused = run(*words)
         assert refused.exit_code == 2
         assert message in refused.output
+
+
+def test_lumina_7b_by_hand():
+    """Weights, their layers apart, and two caches of 64 + 48 x 49 slots, bfloat16."""
+    width, hidden, depth, tokens = 4096, 11008, 32, 65536
+    layer = 4 * width**2 + 3 * width * hidden + 2 * width + 4 * 128
+    weights = 2 * (depth * layer + 2 * tokens * width + width)
+    found = plan(preset("lumina-7b-768"), method=SCD(window=16))
+    assert found.weights["decoders/768"] == weights
+    cells = 2 * 2 * 8193 * width  # embeddings and the head of what cells can be
+    cache = 2 * 2 * depth * 2 * width * (64 + 48 * 49)
+    held = 2 * depth * layer + cells + cache
+    assert held < found.stages["passes"] < 1.02 * held
+    assert found.fits(80) and not found.fits(24)
