@@ -14,6 +14,7 @@ from jaxspec.models.chameleon import ChameleonGrid, ChameleonGridConfig
 from jaxspec.models.drafter import Eagle
 from jaxspec.models.flashar import Flash, FlashConfig
 from jaxspec.models.lpd import LPDConfig, LPDNet
+from jaxspec.models.ssd import Spatial, SSDConfig
 from jaxspec.models.transformer import Transformer, TransformerConfig
 from jaxspec.models.upsampler import UpsamplerConfig
 from jaxspec.models.vq import VQ, VQConfig, from_uint8, to_uint8, to_uint8_truncated
@@ -58,6 +59,7 @@ class PipelineConfig:
       drafters: (pixels, network) of each EAGLE drafter, trained with the model of that
         size.
       flashar: (pixels, network) of each of FlashAR's heads, likewise.
+      ssd: (pixels, network) of each of SSD's heads, as for the drafters.
       lpd: (pixels, network) of each of LPD's models, beside the decoder of that size.
     """
 
@@ -72,6 +74,7 @@ class PipelineConfig:
     drafters: tuple[tuple[int, TransformerConfig], ...] = ()
     flashar: tuple[tuple[int, FlashConfig], ...] = ()
     lpd: tuple[tuple[int, LPDConfig], ...] = ()
+    ssd: tuple[tuple[int, SSDConfig], ...] = ()
 
     def __post_init__(self):
         """Raises ValueError if the parts do not belong together."""
@@ -102,10 +105,14 @@ class PipelineConfig:
             if size not in self.sizes:
                 raise ValueError(f"{self.name}: a drafter for {size} px has no target")
             Eagle({}, network).check(dict(self.decoders)[size])
-        for size, network in self.flashar:
+        heads: list[tuple[int, Flash | Spatial]] = [
+            *((size, Flash({}, network)) for size, network in self.flashar),
+            *((size, Spatial({}, network)) for size, network in self.ssd),
+        ]
+        for size, head in heads:
             if size not in self.sizes:
                 raise ValueError(f"{self.name}: a head for {size} px has no target")
-            Flash({}, network).check(dict(self.decoders)[size])
+            head.check(dict(self.decoders)[size])
         for size, network in self.lpd:
             decoder = dict(self.decoders).get(size)
             for name in ("grid", "vocab_size", *self.text.wants()):
@@ -162,7 +169,7 @@ class Pipeline:
         if there are any, and what its reader has, such as
         {"text": {"table": [V, width]}}. EAGLE drafters, if there are any, are
         {"drafters": {"128": ...}}, FlashAR's heads {"flashar": {"128": ...}}, LPD's
-        models {"lpd": {"64": ...}}.
+        models {"lpd": {"64": ...}}, SSD's heads {"ssd": {"128": ...}}.
       config: static.
     """
 
@@ -341,6 +348,21 @@ class Pipeline:
             )
         return Flash(self.params["flashar"][size_label(size)], heads[size]).unstacked()
 
+    def spatial(self, size: int | None = None) -> Spatial:
+        """SSD's head for the model of one size.
+
+        Raises:
+          ValueError: there is none.
+        """
+        size, heads = self.config.check_size(size), dict(self.config.ssd)
+        if size not in heads:
+            sizes = ", ".join(f"{x} px" for x in heads) or "no size"
+            raise ValueError(
+                f"{self.config.name} has an SSD head for {sizes}, and none for {size} "
+                "px: give the method one, head=..."
+            )
+        return Spatial(self.params["ssd"][str(size)], heads[size])
+
     def lpd(
         self, condition: Any, sampling: Sampling, size: Size | None = None
     ) -> Target:
@@ -442,6 +464,7 @@ def abstract_params(config: PipelineConfig) -> dict[str, Any]:
     drafters = {str(size): abstract.eagle(c) for size, c in config.drafters}
     heads = {str(size): abstract.flash(c) for size, c in config.flashar}
     others = {str(size): abstract.lpd(c) for size, c in config.lpd}
+    spatial = {str(size): abstract.ssd(c) for size, c in config.ssd}
     return {
         "decoders": {
             size_label(size): abstract.network(c) for size, c in config.decoders
@@ -452,6 +475,7 @@ def abstract_params(config: PipelineConfig) -> dict[str, Any]:
         **({"drafters": drafters} if drafters else {}),
         **({"flashar": heads} if heads else {}),
         **({"lpd": others} if others else {}),
+        **({"ssd": spatial} if spatial else {}),
     }
 
 

@@ -62,9 +62,9 @@ from seed to seed); `real` are the true drawings:
 ## Other networks
 
 For faster decoding the folder holds, by the sizes that they were trained for: EAGLE's
-drafters ({drafters}), FlashAR's heads ({flashar}), models for LPD ({lpd}), and networks
-that change the size of code grids ({upsamplers}). What they are worth:
-`docs/methods.md`.
+drafters ({drafters}), FlashAR's heads ({flashar}), SSD's heads ({ssd}), models for LPD
+({lpd}), and networks that change the size of code grids ({upsamplers}). What they are
+worth: `docs/methods.md`.
 
 ## Limits
 
@@ -162,6 +162,7 @@ def write(pipeline: Pipeline, report: dict) -> str:
         drafters=_sizes(config.drafters),
         flashar=_sizes(config.flashar),
         lpd=_sizes(config.lpd),
+        ssd=_sizes(config.ssd),
         upsamplers=", ".join(f"{a} to {b} px" for a, b, _ in config.upsamplers),
         seeds=seeds,
         limits=LIMITS,

@@ -13,6 +13,7 @@ from experiments.emoji import (
     train_drafter,
     train_flashar,
     train_lpd,
+    train_ssd,
     train_upsampler,
 )
 from jaxspec.models.drafter import eagle_config
@@ -65,6 +66,16 @@ def flashar_heads(folder: Path) -> tuple[tuple, dict]:
     return tuple(configs), {"flashar": params} if params else {}
 
 
+def ssd_heads(folder: Path) -> tuple[tuple, dict]:
+    """Configurations and parameters of those trained in `folder`."""
+    configs, params = [], {}
+    for stage, settings in train_ssd.STAGES.items():
+        if (folder / stage / PARAMS).exists():
+            configs.append((settings.size, settings.ssd))
+            params[str(settings.size)] = load_params(folder / stage)
+    return tuple(configs), {"ssd": params} if params else {}
+
+
 def lpd_models(folder: Path) -> tuple[tuple, dict]:
     """Configurations and parameters of those trained in `folder`."""
     configs, params = [], {}
@@ -103,8 +114,10 @@ def assemble(
     networks, trained = drafters(folder)
     heads, trained_heads = flashar_heads(folder)
     models, trained_models = lpd_models(folder)
-    config = replace(config, drafters=networks, flashar=heads, lpd=models)
-    return Pipeline(params | trained | trained_heads | trained_models, config)
+    spatial, trained_spatial = ssd_heads(folder)
+    config = replace(config, drafters=networks, flashar=heads, lpd=models, ssd=spatial)
+    params |= trained | trained_heads | trained_models | trained_spatial
+    return Pipeline(params, config)
 
 
 def export(folder: Path, out: Path, *parts) -> None:

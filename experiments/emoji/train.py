@@ -5,9 +5,9 @@ python -m experiments.emoji.train --stage all
 Stages: prepare (render the drawings), text (tables of word pieces), vq, codes, 32, 64,
 128, 128-long, 256, networks that enlarge codes (upsampler-64-128 ...) and make them
 small (downsampler-128-64 ...), drafter (of 128 px), drafter-256, FlashAR's heads
-(flashar-128 ...), LPD's model (lpd-64), export. Everything goes to `runs/emoji`;
-`export` writes the family's folder. `--smoke` is a run of a minute that shows that all
-of it works.
+(flashar-128 ...), LPD's model (lpd-64), SSD's head (ssd-128), export. Everything goes
+to `runs/emoji`; `export` writes the family's folder. `--smoke` is a run of a minute
+that shows that all of it works.
 """
 
 import os
@@ -23,7 +23,7 @@ STAGES = (
     *("upsampler-64-128", "downsampler-128-64", "upsampler-128-256"),
     "upsampler-64-128-pixels",
     *("drafter", "drafter-256", "flashar-128", "flashar-128-unfrozen"),
-    *("lpd-64", "export"),
+    *("lpd-64", "ssd-128", "export"),
 )
 
 
@@ -50,6 +50,7 @@ def run_stage(stage: str, folder: Path, smoke: bool, out: Path) -> None:
         train_drafter,
         train_flashar,
         train_lpd,
+        train_ssd,
         train_upsampler,
         train_vq,
     )
@@ -63,6 +64,7 @@ def run_stage(stage: str, folder: Path, smoke: bool, out: Path) -> None:
     settings = settings or train_drafter.STAGES.get(stage)
     settings = settings or train_flashar.STAGES.get(stage)
     settings = settings or train_lpd.STAGES.get(stage)
+    settings = settings or train_ssd.STAGES.get(stage)
     sizes = [settings.size] if settings else data.SIZES
     sizes = [between.source, between.wanted] if between else sizes
     drawings = data.load(folder, sizes)  # renders them the first time
@@ -111,6 +113,11 @@ def run_stage(stage: str, folder: Path, smoke: bool, out: Path) -> None:
     if isinstance(settings, train_drafter.DrafterTraining):
         family = export.assemble(folder, *parts)
         train_drafter.train(settings, family, corpus, drawings, folder / stage, smaller)
+        return
+    if isinstance(settings, train_ssd.SSDTraining):
+        settings = replace(settings, pictures=4) if smoke else settings
+        family = export.assemble(folder, *parts)
+        train_ssd.train(settings, family, corpus, drawings, folder / stage)
         return
     of_family = lambda: export.assemble(folder, *parts).params["decoders"]
     if isinstance(settings, train_flashar.FlashTraining):

@@ -19,6 +19,7 @@ from jaxspec.methods import (
     PJD,
     SCD,
     SJD,
+    SSD,
     Addition,
     Amplify,
     FlashAR,
@@ -85,6 +86,9 @@ CONTESTANTS = (
         "biased",
     ),
     Contestant("FlashAR-SCD", SCD(32, initial="upsampled", upsampled=FLASHED), "exact"),
+    Contestant("SSD", SSD(rounds=2), "biased"),
+    Contestant("SSD-1", SSD(rounds=1), "biased"),
+    Contestant("SSD-0", SSD(rounds=0), "biased"),
     Contestant("LPD-10", LPD(steps=10), "biased"),
     Contestant("LPD-16", LPD(steps=16), "biased"),
 )
@@ -93,7 +97,12 @@ CONTESTANTS = (
 def for_family(pipeline: Pipeline) -> list[Contestant]:
     """All but those that need a network which the family does not have."""
     config = pipeline.config
-    networks = {Treed: config.drafters, FlashAR: config.flashar, LPD: config.lpd}
+    networks = {
+        Treed: config.drafters,
+        FlashAR: config.flashar,
+        LPD: config.lpd,
+        SSD: config.ssd,
+    }
 
     def fits(method: Method) -> bool:
         return all(

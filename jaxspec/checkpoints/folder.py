@@ -34,6 +34,7 @@ from jaxspec.checkpoints.writer import (
 from jaxspec.models.chameleon import ChameleonGridConfig
 from jaxspec.models.flashar import FlashConfig
 from jaxspec.models.lpd import LPDConfig
+from jaxspec.models.ssd import SSDConfig
 from jaxspec.models.transformer import TransformerConfig
 from jaxspec.models.upsampler import UpsamplerConfig
 from jaxspec.models.vq import VQConfig
@@ -45,7 +46,7 @@ from jaxspec.text import PieceText, tokenizer_of
 
 FAMILIES = Path(__file__).parent.parent / "families"
 # Of these, each model has a file of its own.
-SEVERAL = ("decoders", "upsamplers", "drafters", "flashar", "lpd")
+SEVERAL = ("decoders", "upsamplers", "drafters", "flashar", "lpd", "ssd")
 TOKENIZER = "tokenizer.json"
 _READERS = (
     PieceText,
@@ -103,7 +104,7 @@ def config_to_json(config: PipelineConfig) -> dict[str, Any]:
         for before, after, c in config.upsamplers
     }
     out["drafters"] = {str(size): dataclasses.asdict(c) for size, c in config.drafters}
-    for part in ("flashar", "lpd"):
+    for part in ("flashar", "lpd", "ssd"):
         networks = getattr(config, part)
         out[part] = {str(size): dataclasses.asdict(c) for size, c in networks}
     text = {"kind": config.text.kind, **out["text"]}
@@ -137,6 +138,7 @@ def _config_from_json(values: dict[str, Any], folder: Path) -> PipelineConfig:
             "drafters": by_size(values.get("drafters", {})),
             "flashar": by_size(values.get("flashar", {}), FlashConfig),
             "lpd": by_size(values.get("lpd", {}), LPDConfig),
+            "ssd": by_size(values.get("ssd", {}), SSDConfig),
             "upsamplers": upsamplers,
             "vq": from_dict(VQConfig, values["vq"]),
             "text": from_dict(reader, text),

@@ -11,6 +11,7 @@ from jaxspec.methods.pjd import PJD
 from jaxspec.methods.scd import SCD
 from jaxspec.methods.sjd import SJD
 from jaxspec.methods.speculative import Speculative
+from jaxspec.methods.ssd import SSD
 from jaxspec.methods.zipar import ZipAR
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "PJD",
     "SCD",
     "SJD",
+    "SSD",
     "Addition",
     "Amplify",
     "FlashAR",

@@ -12,6 +12,7 @@ from jaxspec.models.flashar import FlashConfig, FlashHead
 from jaxspec.models.llama import Llama, LlamaConfig
 from jaxspec.models.lpd import LPDConfig, LPDNet
 from jaxspec.models.qwen2 import Qwen2Config
+from jaxspec.models.ssd import SSDConfig, SSDHead
 from jaxspec.models.t5 import T5Config, T5Encoder
 from jaxspec.models.ta_tok import TaTok, TaTokConfig
 from jaxspec.models.transformer import Transformer, TransformerConfig
@@ -63,6 +64,12 @@ def lpd(config: LPDConfig) -> Any:
     """Of `LPDNet`."""
     init = partial(LPDNet(config).init, method="features")
     return _init(init, jax.ShapeDtypeStruct((1, config.width), jnp.float32))
+
+
+def ssd(config: SSDConfig) -> Any:
+    """Of `SSDHead`."""
+    x = jax.ShapeDtypeStruct((1, 1, config.target.width), jnp.float32)
+    return _init(SSDHead(config).init, x, x)
 
 
 def llama(config: LlamaConfig) -> Any:
