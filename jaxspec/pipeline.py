@@ -31,6 +31,15 @@ _FAR = 1e3  # from any code, a coordinate
 _TO_UINT8 = {"rounded": to_uint8, "truncated": to_uint8_truncated}
 
 
+# Networks beside the models, as errors name them, and the knob that takes another.
+_TRAINED = {
+    "drafters": ("a drafter", "draft"),
+    "flashar": ("a FlashAR head", "head"),
+    "ssd": ("an SSD head", "head"),
+    "lpd": ("a model for LPD", "model"),
+}
+
+
 @dataclass(frozen=True)
 class Defaults:
     """Settings that `generate` takes where the caller gives none."""
@@ -101,18 +110,12 @@ class PipelineConfig:
                     f"of width {network.code_width}, its tokenizer of "
                     f"{self.vq.code_width}"
                 )
-        for size, network in self.drafters:
-            if size not in self.sizes:
-                raise ValueError(f"{self.name}: a drafter for {size} px has no target")
-            Eagle({}, network).check(dict(self.decoders)[size])
-        heads: list[tuple[int, Flash | Spatial]] = [
-            *((size, Flash({}, network)) for size, network in self.flashar),
-            *((size, Spatial({}, network)) for size, network in self.ssd),
-        ]
-        for size, head in heads:
-            if size not in self.sizes:
-                raise ValueError(f"{self.name}: a head for {size} px has no target")
-            head.check(dict(self.decoders)[size])
+        for kind, part in ((Eagle, "drafters"), (Flash, "flashar"), (Spatial, "ssd")):
+            for size, network in getattr(self, part):
+                what, _ = _TRAINED[part]
+                if size not in self.sizes:
+                    raise ValueError(f"{self.name}: {what} for {size} px has no target")
+                kind({}, network).check(dict(self.decoders)[size])
         for size, network in self.lpd:
             decoder = dict(self.decoders).get(size)
             for name in ("grid", "vocab_size", *self.text.wants()):
@@ -318,50 +321,37 @@ class Pipeline:
             network_of(config), params, condition, sampling, visible, codes, null
         )
 
-    def drafter(self, size: Size | None = None) -> Eagle:
-        """The EAGLE drafter of the model of one size.
+    def trained(self, part: str, size: Size | None = None) -> tuple[Any, Any]:
+        """Parameters and configuration of a network beside the model of one size.
+
+        Args:
+          part: "drafters", "flashar", "ssd" or "lpd".
+          size: pixels a side.
 
         Raises:
           ValueError: there is none.
         """
-        size, drafters = self.config.check_size(size), dict(self.config.drafters)
-        if size not in drafters:
-            sizes = ", ".join(f"{x} px" for x in drafters) or "no size"
+        size, networks = self.config.check_size(size), dict(getattr(self.config, part))
+        if size not in networks:
+            what, knob = _TRAINED[part]
+            sizes = ", ".join(f"{x} px" for x in networks) or "no size"
             raise ValueError(
-                f"{self.config.name} has a drafter for {sizes}, and none for "
-                f"{size_label(size)} px: give the method one, draft=..."
+                f"{self.config.name} has {what} for {sizes}, and none for "
+                f"{size_label(size)} px: give the method one, {knob}=..."
             )
-        return Eagle(self.params["drafters"][size_label(size)], drafters[size])
+        return self.params[part][size_label(size)], networks[size]
+
+    def drafter(self, size: Size | None = None) -> Eagle:
+        """The EAGLE drafter of the model of one size; as `trained` does it."""
+        return Eagle(*self.trained("drafters", size))
 
     def flash(self, size: Size | None = None) -> Flash:
-        """FlashAR's head for the model of one size, ready to decode.
+        """FlashAR's head for the model of one size, ready to decode."""
+        return Flash(*self.trained("flashar", size)).unstacked()
 
-        Raises:
-          ValueError: there is none.
-        """
-        size, heads = self.config.check_size(size), dict(self.config.flashar)
-        if size not in heads:
-            sizes = ", ".join(f"{x} px" for x in heads) or "no size"
-            raise ValueError(
-                f"{self.config.name} has a FlashAR head for {sizes}, and none for "
-                f"{size_label(size)} px: give the method one, head=..."
-            )
-        return Flash(self.params["flashar"][size_label(size)], heads[size]).unstacked()
-
-    def spatial(self, size: int | None = None) -> Spatial:
-        """SSD's head for the model of one size.
-
-        Raises:
-          ValueError: there is none.
-        """
-        size, heads = self.config.check_size(size), dict(self.config.ssd)
-        if size not in heads:
-            sizes = ", ".join(f"{x} px" for x in heads) or "no size"
-            raise ValueError(
-                f"{self.config.name} has an SSD head for {sizes}, and none for {size} "
-                "px: give the method one, head=..."
-            )
-        return Spatial(self.params["ssd"][str(size)], heads[size])
+    def spatial(self, size: Size | None = None) -> Spatial:
+        """SSD's head for the model of one size."""
+        return Spatial(*self.trained("ssd", size))
 
     def lpd(
         self, condition: Any, sampling: Sampling, size: Size | None = None
@@ -371,21 +361,14 @@ class Pipeline:
         Raises:
           ValueError: there is none, or the condition is padded.
         """
-        size, models = self.config.check_size(size), dict(self.config.lpd)
-        if size not in models:
-            sizes = ", ".join(f"{x} px" for x in models) or "no size"
-            raise ValueError(
-                f"{self.config.name} has a model for LPD for {sizes}, and none for "
-                f"{size_label(size)} px: give the method one, model=..."
-            )
-        if isinstance(condition, Padded):
-            raise ValueError("LPD's models take no padded captions")
-        params, condition = self.params["lpd"][size_label(size)], jnp.asarray(condition)
-        if models[size].prefix != "class":
+        params, config = self.trained("lpd", size)
+        if isinstance(condition, dict | Padded):
+            raise ValueError("LPD's models take labels or plain vectors, not captions")
+        condition = jnp.asarray(condition)
+        if config.prefix != "class":
             condition = condition.astype(params["params"]["token_embedding"].dtype)
         codes = _codebook(self.config.vq, self.params["vq"])
-        net = LPDNet(models[size])
-        return Target.create(net, params, condition, sampling, codes=codes)
+        return Target.create(LPDNet(config), params, condition, sampling, codes=codes)
 
     def images(self, tokens: jax.Array | np.ndarray) -> np.ndarray:
         """Pictures uint8 [B, h * factor, w * factor, 3] of code grids [B, h, w].

@@ -202,7 +202,7 @@ def test_a_family_brings_its_heads(family):
     small, large = dict(plain.config.decoders).values()
     with pytest.raises(ValueError, match="made for another target: its grid"):
         replace(plain.config, flashar=((8, FlashConfig(large, 1)),))
-    with pytest.raises(ValueError, match="a head for 32 px has no target"):
+    with pytest.raises(ValueError, match="a FlashAR head for 32 px has no target"):
         replace(plain.config, flashar=((32, FlashConfig(small, 1)),))
 
 
