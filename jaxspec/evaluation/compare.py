@@ -43,9 +43,14 @@ def compare(folders: Sequence[str | Path], *, anyway: bool = False) -> dict[str,
       ValueError: there is one run only; runs are not to be paired; nothing pairs.
       FileNotFoundError: a folder holds no run.
     """
-    if len(folders) < 2:
+    return compared(shown(folders), anyway=anyway)
+
+
+def compared(runs: Sequence[Shown], *, anyway: bool = False) -> dict[str, Any]:
+    """`compare` of runs that have been read."""
+    if len(runs) < 2:
         raise ValueError("comparing takes two runs or more")
-    base, *others = shown(folders)
+    base, *others = runs
     for other in others:
         _check_pairable(base, other, anyway)
     return {

@@ -6,13 +6,19 @@ from typing import Any
 from jaxspec.evaluation.intervals import Estimate
 from jaxspec.evaluation.tables import Cell, Row, Table, interval, table, told
 
-HEADS = ("run", "pairs", "passes", "fewer passes", "cells a pass", "accepted")
+RATIOS = ("cells a pass", "accepted")
+HEADS = ("run", "pairs", "passes", "fewer passes", *RATIOS)
 
 
 def compared_table(record: dict[str, Any]) -> Table:
     """The record of `compare` as a table, a row a run."""
     names = list(dict.fromkeys(name for run in record["runs"] for name in _scores(run)))
-    heads = [*HEADS, *[f"{name}, difference" for name in names], "quality", "faster"]
+    heads = [
+        *HEADS,
+        *[f"{name}, difference" for name in names],
+        "quality",
+        "times as fast",
+    ]
     return table(heads, [_row(run, names) for run in record["runs"]])
 
 
@@ -90,7 +96,8 @@ def _notes(run: dict[str, Any]) -> Iterator[str]:
         timed += f"{found['timed']} timed"
     stages = [f"{name} {told(value)} s" for name, value in found["stages"].items()]
     compiled = f"{found['compiled']} left out since something compiled"
-    yield f"{', '.join(where)}: " + "; ".join([f"{timed}, {compiled}", *stages])
+    apart = f"; apart from that: {', '.join(stages)}" * bool(stages)
+    yield f"{', '.join(where)}: {timed}, {compiled}{apart}"
     if pair is None:
         return
     if pair["withheld"]:

@@ -14,13 +14,14 @@ from PIL import Image, ImageDraw
 
 import jaxspec
 from jaxspec.decoding import ACCEPTED
-from jaxspec.evaluation.compared import pooled
+from jaxspec.evaluation.compare import compared
+from jaxspec.evaluation.compared import RATIOS, compared_table, notes, pooled
 from jaxspec.evaluation.results import (
     Place,
 )
 from jaxspec.evaluation.runs import Shown, shown
 from jaxspec.evaluation.scores import Score
-from jaxspec.evaluation.tables import Row, Table, interval, table, told
+from jaxspec.evaluation.tables import Row, Table, interval, table, told, turned
 from jaxspec.figures import atomically, labelled_grid, plain_font, save_png
 from jaxspec.maps import ORIGINS, SCALE
 
@@ -182,6 +183,7 @@ def _page(runs: list[Shown], prompts: list[Any], of: int, title: str) -> dict[st
         [[_sample(run, (p.id, k), places) for run in runs] for k in range(images)]
         for p in prompts
     ]
+    pairs, beside = _paired(runs)
     count = f"{len(runs)} run{'s' * (len(runs) > 1)}"
     made = datetime.datetime.now(datetime.UTC).strftime("%d %B %Y, %H:%M UTC")
     return {
@@ -204,8 +206,9 @@ def _page(runs: list[Shown], prompts: list[Any], of: int, title: str) -> dict[st
             "runs": _runs_table(runs),
             "failures": _failures(runs),
             "settings": _settings(runs),
+            **pairs,
         },
-        "notes": {"runs": _notes(runs)},
+        "notes": {"runs": _notes(runs), **beside},
         "places": places,
     }
 
@@ -320,6 +323,26 @@ def _runs_table(runs: list[Shown]) -> Table:
             }
         )
     return table([*columns, *names], rows)
+
+
+def _paired(runs: list[Shown]) -> tuple[dict[str, Table], dict[str, Any]]:
+    """The comparison with the first run; nothing of a single run."""
+    if len(runs) < 2:
+        return {}, {}
+    head = f"Paired with {runs[0].name}"
+    try:
+        record = compared(runs)
+    except ValueError as error:
+        return {"paired": table(("",), [])}, {
+            "paired_head": head,
+            "paired": [str(error)],
+        }
+    found = turned(compared_table(record))
+    # The rest stands in the table of the runs.
+    found["rows"] = [
+        r for r in found["rows"] if r["cells"][0] not in ("passes", *RATIOS)
+    ]
+    return {"paired": found}, {"paired_head": head, "paired": notes(record)}
 
 
 def _time(run: Shown) -> list[str]:

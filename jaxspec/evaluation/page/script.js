@@ -81,7 +81,9 @@ function plot(measure) {
   const points = data.runs
     .map((run, k) => ({ run, k, x: run.passes, y: run.scores[measure.key] }))
     .filter((p) => p.x && p.y);
-  const [width, height, left, bottom, right, top] = [680, 380, 64, 48, 120, 16];
+  // As wide as there is room: letters keep their size on a phone.
+  const width = Math.max(320, Math.min(680, $("plot").clientWidth));
+  const [height, left, bottom, right, top] = [380, 64, 48, width / 6, 16];
   const [x0, x1] = [0, span(points.map((p) => p.x))[1]];
   const [y0, y1] = span(points.map((p) => p.y));
   const px = (x) => left + ((x - x0) / (x1 - x0)) * (width - left - right);
@@ -114,27 +116,41 @@ function plot(measure) {
     .sort((p, q) => p.x[0] - q.x[0]);
   svg.append(el("path", { class: "front",
     d: front.map((p, k) => `${k ? "L" : "M"}${px(p.x[0])} ${py(p.y[0])}`).join("") }));
-  const taken = [];
-  for (const p of [...points].sort((a, b) => b.y[0] - a.y[0])) {
-    const [x, y] = [px(p.x[0]), py(p.y[0])];
-    const kind = p.run.exact ? "exact" : "biased";
-    const group = el("g", { class: kind },
-      el("title", {}, `${p.run.name}: ${interval(p.x)} passes, ${measure.name} ${interval(p.y)}`));
-    if (p.y[1] !== null) group.append(el("line", { x1: x, x2: x, y1: py(p.y[1]), y2: py(p.y[2]) }));
-    if (p.x[1] !== null) group.append(el("line", { x1: px(p.x[1]), x2: px(p.x[2]), y1: y, y2: y }));
-    group.append(p.run.exact
-      ? el("circle", { cx: x, cy: y, r: 5 })
-      : el("rect", { x: x - 4.5, y: y - 4.5, width: 9, height: 9 }));
-    svg.append(group);
-    let at = y - 7;
-    while (taken.some((t) => Math.abs(t.x - x) < 130 && Math.abs(t.y - at) < 15)) at += 15;
-    taken.push({ x, y: at });
-    svg.append(el("text", { class: "halo", x: x + 10, y: at }, p.run.name));
-  }
+  for (const p of points) svg.append(mark(p, px, py, measure));
+  svg.append(...labels(points.map((p) => ({ x: px(p.x[0]), y: py(p.y[0]), text: p.run.name })),
+    [left, width - 2]));
   $("plot-area").replaceChildren(svg);
   $("plot-note").textContent =
     "Circles are exact methods, squares biased ones; bars are 95 % intervals; the dashed " +
     `line joins runs that no other beats in both. ${measure.note}`;
+}
+
+function mark(p, px, py, measure) {
+  const [x, y] = [px(p.x[0]), py(p.y[0])];
+  const group = el("g", { class: p.run.exact ? "exact" : "biased" },
+    el("title", {}, `${p.run.name}: ${interval(p.x)} passes, ${measure.name} ${interval(p.y)}`));
+  if (p.y[1] !== null) group.append(el("line", { x1: x, x2: x, y1: py(p.y[1]), y2: py(p.y[2]) }));
+  if (p.x[1] !== null) group.append(el("line", { x1: px(p.x[1]), x2: px(p.x[2]), y1: y, y2: y }));
+  group.append(p.run.exact
+    ? el("circle", { cx: x, cy: y, r: 5 })
+    : el("rect", { x: x - 4.5, y: y - 4.5, width: 9, height: 9 }));
+  return group;
+}
+
+// Names beside their points, where they cover neither a point nor another name.
+function labels(points, [from, to]) {
+  const taken = points.map(({ x, y }) => [x - 6, y - 6, x + 6, y + 6]);
+  const free = (box) => box[0] >= from && box[2] <= to && !taken.some((t) =>
+    box[0] < t[2] && t[0] < box[2] && box[1] < t[3] && t[1] < box[3]);
+  return points.map(({ x, y, text }) => {
+    const wide = 7.2 * text.length;
+    const places = [-4, 12, -18, 26, -32, 40, -46, 54, -60].flatMap((dy) =>
+      [[x + 9, y + dy], [x - 9 - wide, y + dy], [x - wide / 2, y + dy]]);
+    const box = ([left, base]) => [left, base - 12, left + wide, base + 3];
+    const at = places.find((place) => free(box(place))) ?? places[0];
+    taken.push(box(at));
+    return el("text", { class: "halo", x: at[0], y: at[1] }, text);
+  });
 }
 
 function plots() {
@@ -145,8 +161,10 @@ function plots() {
     return;
   }
   $("measure").append(...data.measures.map((m, k) => el("option", { value: k }, m.name)));
-  $("measure").addEventListener("change", () => plot(data.measures[$("measure").value]));
-  plot(data.measures[0]);
+  const again = () => plot(data.measures[$("measure").value]);
+  $("measure").addEventListener("change", again);
+  addEventListener("resize", again);
+  again();
 }
 
 // ---------------------------------------------------------------- maps
@@ -521,7 +539,7 @@ table("settings-table", data.tables.settings);
 if (data.tables.paired) {
   $("paired").hidden = false;
   $("paired-head").textContent = data.notes.paired_head;
-  $("paired-note").textContent = data.notes.paired;
+  $("paired-note").replaceChildren(...data.notes.paired.map((note) => el("p", {}, prose(note))));
   table("paired-table", data.tables.paired);
 }
 plots();
