@@ -1,11 +1,11 @@
 """What Lumina-mGPT-7B takes of memory, part by part, from shapes alone.
 
-    python -m experiments.memory_chameleon [--size 768] [--batch 1] [--devices 2]
+    python -m experiments.memory_chameleon [--size 768] [--batch 1] [--out FILE.json]
 
 `jaxspec plan --family lumina-7b-768` tells whether it fits; this tells what of. Weights
 are bfloat16, as published; the VQ is float32, as in its file. Guidance is on, so that
-each image has two rows and two caches. Of several devices, each holds its part of the
-heads and hidden units, and all that is in no layer.
+each image has two rows and two caches. The columns are of one device, and of each of
+two that share heads and hidden units; what is in no layer is whole on both.
 """
 
 import json
@@ -104,22 +104,25 @@ def main(
     batch: Annotated[int, typer.Option(help="Pictures at once.")] = 1,
     prompt: Annotated[int, typer.Option(help="Slots of the prompt.")] = PROMPT,
     window: Annotated[int, typer.Option(help="Of SJD.")] = 16,
-    devices: Annotated[int, typer.Option(help="That share the model.")] = 1,
     out: Annotated[Path | None, typer.Option(help="Write the numbers too.")] = None,
 ) -> None:
-    """Prints what each device needs, in GB."""
-    settings = dict(
-        size=size, batch=batch, prompt=prompt, window=window, devices=devices
-    )
-    found = plan(**settings)
-    for part, rows in found.items():
-        typer.echo(f"{part}:")
-        for name, count in rows.items():
-            typer.echo(f"  {name:<42} {count / 1e9:7.3f}")
+    """Prints what one device needs, and each of two, in GB."""
+    settings = dict(size=size, batch=batch, prompt=prompt, window=window)
+    found = {n: plan(devices=n, **settings) for n in (1, 2)}
+    for part in found[1]:
+        typer.echo(f"{part:<44} {'1 device':>8} {'2':>8}")
+        for name in found[1][part]:
+            _row(name, [x[part][name] for x in found.values()])
         if part == "held":
-            typer.echo(f"  {'together':<42} {sum(rows.values()) / 1e9:7.3f}")
+            _row("together", [sum(x[part].values()) for x in found.values()])
     if out is not None:
-        out.write_text(json.dumps({"settings": settings, **found}, indent=1) + "\n")
+        record = {"settings": settings, "devices": found}
+        out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def _row(name: str, sizes: list[int]) -> None:
+    numbers = (f"{size / 1e9:8.3f}" for size in sizes)
+    typer.echo(f"  {name:<42} {' '.join(numbers)}")
 
 
 if __name__ == "__main__":
