@@ -5,12 +5,13 @@ import io
 import json
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from numpy.typing import ArrayLike
 
 from jaxspec.decoding import Decoded, Method
@@ -19,6 +20,7 @@ from jaxspec.maps import BLANK, blanked, map_sheet, moments
 from jaxspec.pipeline import Pipeline, Prompts
 from jaxspec.recipe import Progress, Recipe, faults, filled, whole_number
 from jaxspec.sampling import image_keys
+from jaxspec.sharding import mesh_of, shard
 from jaxspec.sizes import Size
 
 PIXELS = 2**21  # made of tokens at once, at most: 32 pictures of 256 px
@@ -215,6 +217,7 @@ def generate(
     top_k: int | None = None,
     top_p: float | None = None,
     batch_size: int = 32,
+    mesh: Mesh | None = None,
     progress: Progress | None = None,
     **options,
 ) -> Generated:
@@ -240,6 +243,8 @@ def generate(
       top_k: 0 is off.
       top_p: 1 is off.
       batch_size: most pictures drawn at once.
+      mesh: of devices to draw on together (see `jaxspec.sharding`); by default the one
+        that `params` were loaded for, if there is one.
       progress: called now and then with the cells done, all cells, and the tokens
         [B, h, w] of the batch so far, 0 where nothing is drawn yet.
       **options: how the family reads prompts, such as `scale=1` for Tar; `jaxspec info`
@@ -266,6 +271,8 @@ def generate(
         top_p=top_p,
         **options,
     )
+    if mesh is not None and mesh_of(params) != mesh:
+        recipe = replace(recipe, params=shard(recipe.params, mesh))
     params = recipe.params
     asked = params.ask(prompts, semantic_tokens=semantic_tokens, features=features)
     asked = asked.take(np.arange(len(asked.names)).repeat(num_images))

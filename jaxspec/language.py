@@ -17,6 +17,7 @@ import numpy as np
 from jaxspec.models.cache import Cache
 from jaxspec.models.llama import Llama, causal, empty_cache, positions_of, unstacked
 from jaxspec.sampling import WORD, Sampling, cell_keys, draw, log_probs
+from jaxspec.sharding import by_image, mesh_of, on_host
 
 BUCKET = 32  # prompts are padded to a multiple: another length compiles nothing
 
@@ -122,13 +123,13 @@ def write(
       FloatingPointError: a distribution was not finite.
     """
     _check(model, prompts, keys, sampling, grammar, repetition_penalty)
-    tokens, seen = left_padded(prompts)
     params = unstacked(model.config, params)
+    tokens, seen = by_image(mesh_of(params), left_padded(prompts))
     out = written(
         model, grammar, params, tokens, seen, keys, sampling, repetition_penalty
     )
     names = range(len(prompts)) if names is None else names
-    finite, found = np.asarray(out.finite), np.asarray(out.found).tolist()
+    finite, found = on_host(out.finite), on_host(out.found).tolist()
     bad = list(dict.fromkeys(names[i] for i in np.flatnonzero(~finite)))
     if bad:
         raise FloatingPointError(

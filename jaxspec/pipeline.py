@@ -20,6 +20,7 @@ from jaxspec.models.upsampler import UpsamplerConfig
 from jaxspec.models.vq import VQ, VQConfig, from_uint8, to_uint8, to_uint8_truncated
 from jaxspec.reading import Asked, Padded, Reader, Shown
 from jaxspec.sampling import Sampling, image_keys
+from jaxspec.sharding import by_image, filled_size, mesh_of, on_host
 from jaxspec.sizes import Size, checked_size, sides_of, size_label
 
 # One prompt or several: text, or class labels.
@@ -383,8 +384,13 @@ class Pipeline:
                 f"tokens run from {tokens.min()} to {tokens.max()}; the codebook has "
                 f"codes 0 to {codes - 1}"
             )
-        config = self.config
-        return np.asarray(pictures(config.vq, config.pixels, self.params["vq"], tokens))
+        config, params = self.config, self.params["vq"]
+        mesh, count = mesh_of(params), len(tokens)
+        tokens = np.pad(
+            tokens, ((0, filled_size(count, mesh) - count), (0, 0), (0, 0)), "edge"
+        )
+        images = pictures(config.vq, config.pixels, params, by_image(mesh, tokens))
+        return on_host(images)[:count]
 
     def encode(self, images: np.ndarray) -> np.ndarray:
         """Code grids int32 [B, h, w] of pictures uint8 [B, H, W, 3].
@@ -403,7 +409,7 @@ class Pipeline:
                 f"picture sides must be multiples of {factor}, not "
                 f"{images.shape[1]} x {images.shape[2]}"
             )
-        return np.asarray(_codes(self.config.vq, self.params["vq"], images))
+        return on_host(_codes(self.config.vq, self.params["vq"], images))
 
     def describe(self) -> dict[str, Any]:
         """Name, sizes, parameter counts, defaults and licences, for people to read."""

@@ -24,6 +24,7 @@ from jaxspec.methods import AR
 from jaxspec.pipeline import Pipeline, network_of
 from jaxspec.reading import Asked
 from jaxspec.sampling import Sampling, image_keys
+from jaxspec.sharding import by_image, filled_size, mesh_of, on_host
 from jaxspec.sizes import Size, size_label
 
 Progress = Callable[[int, int, np.ndarray], None]
@@ -119,6 +120,13 @@ class Recipe:
         weights = {**self.params.params, "decoders": decoders}
         return replace(self, params=replace(self.params, params=weights))
 
+    def conditioned(self, condition: Any) -> tuple[Method, Target]:
+        """Method and target for images that show `condition`."""
+        condition = jax.tree.map(jnp.asarray, condition)
+        size, sampling = self.size, self.sampling
+        target = self.params.target(condition, sampling, size)
+        return bound(self.method, self.params, condition, sampling, size), target
+
     def decode(
         self,
         asked: Asked,
@@ -135,23 +143,24 @@ class Recipe:
           numbers: of each among the images of its prompt, [n].
           seed: of all.
           rows: of the batch, n or more; those that only fill it repeat the first image
-            and are left out of the result. By default the next power of two.
+            and are left out of the result. By default the next power of two. Over
+            several devices as many more as they need to share them out.
           progress: as for `jaxspec.generate`, of this batch alone.
 
         Raises:
           ValueError: a prompt cannot be shown.
           FloatingPointError: a model that reads prompts returned what is no number.
         """
-        count = len(numbers)
+        count, mesh = len(numbers), mesh_of(self.params)
         chosen = filled(np.arange(count), rows)
+        chosen = filled(chosen, filled_size(len(chosen), mesh))
         keys = image_keys(seed, asked.ids[chosen], numbers[chosen])
+        keys = by_image(mesh, keys)
         shown = self.params.show(asked.take(chosen), keys)
         began = time.perf_counter()
-        condition = jax.tree.map(jnp.asarray, shown.condition)
-        target = self.params.target(condition, self.sampling, self.size)
-        method = bound(self.method, self.params, condition, self.sampling, self.size)
+        method, target = self.conditioned(by_image(mesh, shown.condition))
         out = _run(method, target, keys, _cut(progress, count))
-        stats = jax.tree.map(lambda x: np.asarray(x)[:count], out)
+        stats = jax.tree.map(lambda x: x[:count], on_host(out))
         seconds = {**shown.seconds, "decode": time.perf_counter() - began}
         return Batch(stats, {k: x[:count] for k, x in shown.stages.items()}, seconds)
 
@@ -204,11 +213,11 @@ def _run(
     if progress is None:
         state = advance(method, target, state, np.int32(2**31 - 1))
         return method.decoded(state).picture()
-    while not np.all(method.finished(state)):
+    while not np.all(on_host(method.finished(state))):
         state = advance(method, target, state, np.int32(CHUNK))
-        decoded = method.decoded(state).picture()
-        final = np.asarray(decoded.final_pass) >= 0
-        progress(int(final.sum()), final.size, np.asarray(decoded.tokens))
+        decoded = on_host(method.decoded(state).picture())
+        final = decoded.final_pass >= 0
+        progress(int(final.sum()), final.size, decoded.tokens)
     return method.decoded(state).picture()
 
 

@@ -11,7 +11,7 @@ import os
 import shutil
 import types
 import typing
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from jaxspec.checkpoints.trees import flatten
+from jaxspec.checkpoints.trees import flatten, unflatten
 from jaxspec.checkpoints.writer import (
     CONFIG,
     ORBAX,
@@ -42,6 +43,7 @@ from jaxspec.pipeline import Defaults, Pipeline, PipelineConfig, abstract_params
 from jaxspec.reading.llamagen import CaptionReader, ClassReader
 from jaxspec.reading.lumina import AnoleReader, LuminaReader
 from jaxspec.reading.tar import TarReader
+from jaxspec.sharding import RULES, Rule, check_heads, layout
 from jaxspec.text import PieceText, tokenizer_of
 
 FAMILIES = Path(__file__).parent.parent / "families"
@@ -264,32 +266,61 @@ def _check_fit(found: dict[str, Any], want: dict[str, Any]) -> None:
         )
 
 
-def read_weights(folder: Path, want: dict[str, Any], dtype) -> dict[str, Any]:
+def read_weights(
+    folder: Path,
+    want: dict[str, Any],
+    dtype,
+    where: Mapping[str, NamedSharding] | None = None,
+) -> dict[str, Any]:
     """The weights of a folder, those of `want` and of its shapes, on the device.
 
-    Both are flat dictionaries; `dtype` None keeps the types of the files.
+    All are flat dictionaries; `dtype` None keeps the types of the files. With `where`,
+    each device, and each process, reads its own part.
 
     Raises:
       ValueError: the folder is damaged, or holds other weights.
     """
     read = _read_orbax if (folder / ORBAX).is_dir() else _read_safetensors
-    return read(folder, want, dtype)
+    return read(folder, want, dtype, where or {})
 
 
-def _read_safetensors(folder: Path, want: dict[str, Any], dtype) -> dict[str, Any]:
+def _read_safetensors(
+    folder: Path, want: dict[str, Any], dtype, where: Mapping[str, NamedSharding]
+) -> dict[str, Any]:
     tensors = {}
     for name, part in to_files(want).items():
         path = folder / name
         with _one_line(path), safe_open(path, framework="numpy") as f:
             _check_fit({k: f.get_slice(k).get_shape() for k in f.keys()}, part)
-            tensors |= {k: f.get_tensor(k) for k in part}
-    # Cast by numpy and put, not `asarray`: JAX would compile both for each shape.
-    if dtype is not None:
-        tensors = {k: x.astype(jnp.dtype(dtype)) for k, x in tensors.items()}
-    return jax.device_put(tensors)
+            for k in part:
+                # Cast by numpy and put, not `asarray`: JAX would compile both for each
+                # shape.
+                if k in where:
+                    tensors[k] = _read_parts(f.get_slice(k), where[k], dtype)
+                else:
+                    tensors[k] = _cast_by_numpy(f.get_tensor(k), dtype)
+    return tensors if where else jax.device_put(tensors)
 
 
-def _read_orbax(folder: Path, want: dict[str, Any], dtype) -> dict[str, Any]:
+def _cast_by_numpy(x: np.ndarray, dtype) -> np.ndarray:
+    return x if dtype is None else x.astype(jnp.dtype(dtype))
+
+
+def _read_parts(file: Any, sharding: NamedSharding, dtype) -> jax.Array:
+    """A tensor of a file, of which the devices of this process read their parts."""
+    read: dict[str, np.ndarray] = {}  # devices may have the same
+
+    def part(index: Any) -> np.ndarray:
+        if str(index) not in read:
+            read[str(index)] = _cast_by_numpy(file[index], dtype)
+        return read[str(index)]
+
+    return jax.make_array_from_callback(tuple(file.get_shape()), sharding, part)
+
+
+def _read_orbax(
+    folder: Path, want: dict[str, Any], dtype, where: Mapping[str, NamedSharding]
+) -> dict[str, Any]:
     import orbax.checkpoint as ocp  # slow to import
 
     path = folder / ORBAX
@@ -299,10 +330,11 @@ def _read_orbax(folder: Path, want: dict[str, Any], dtype) -> dict[str, Any]:
             raise ValueError("it is not a whole orbax checkpoint")
         found = metadata.tree
         _check_fit({k: x.shape for k, x in flatten(found).items()}, want)
-        abstract = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, dtype or x.dtype), found
-        )
-        return flatten(checkpointer.restore(path.absolute(), abstract))
+        abstract = {
+            k: jax.ShapeDtypeStruct(x.shape, dtype or x.dtype, sharding=where.get(k))
+            for k, x in flatten(found).items()
+        }
+        return flatten(checkpointer.restore(path.absolute(), unflatten(abstract)))
 
 
 def load_config(name_or_folder: str | os.PathLike = "emoji") -> PipelineConfig:
@@ -323,20 +355,34 @@ def load_config(name_or_folder: str | os.PathLike = "emoji") -> PipelineConfig:
         return _config_from_json(values, folder)
 
 
-def load(name_or_folder: str | os.PathLike = "emoji", *, dtype=jnp.float32) -> Pipeline:
+def load(
+    name_or_folder: str | os.PathLike = "emoji",
+    *,
+    dtype=jnp.float32,
+    mesh: Mesh | None = None,
+    rules: Sequence[Rule] = RULES,
+) -> Pipeline:
     """Loads a family by name, or a folder written by `save`.
 
     Args:
       name_or_folder: such as "emoji".
       dtype: of the weights in memory; None keeps the file's.
+      mesh: of devices to split the weights over (see `jaxspec.sharding.make_mesh`);
+        each device reads its own part of them.
+      rules: how they are split (see `jaxspec.sharding.layout`).
 
     Raises:
       FileNotFoundError: there is no such family or folder.
-      ValueError: the folder is damaged or does not hold what its configuration says.
+      ValueError: the folder is damaged or does not hold what its configuration says, or
+        the weights cannot be split over the mesh.
     """
     config, folder = load_config(name_or_folder), _find(name_or_folder)
     with _one_line(folder / CONFIG):
         abstract = abstract_params(config)
-    flat = read_weights(folder, flatten(abstract), dtype)
+    want, where = flatten(abstract), None
+    if mesh is not None:
+        check_heads(config, mesh)
+        where = layout(want, mesh, rules)
+    flat = read_weights(folder, want, dtype, where)
     leaves = [flat[k] for k in flatten(abstract)]
     return Pipeline(jax.tree.unflatten(jax.tree.structure(abstract), leaves), config)

@@ -20,7 +20,7 @@ from jaxspec.decoding.run import (
     describe,
     method_class,
 )
-from jaxspec.decoding.target import Target
+from jaxspec.decoding.target import Target, map_targets
 
 __all__ = [
     "ACCEPTED",
@@ -39,5 +39,6 @@ __all__ = [
     "decode",
     "decode_eagerly",
     "describe",
+    "map_targets",
     "method_class",
 ]

@@ -123,14 +123,14 @@ class Decoded:
         Newlines stay as they are.
         """
         b, h, w = self.tokens.shape
-        rows = jnp.arange(b)[:, None]
         valid = valid & ~self.grammar.forced(cells)
         at = jnp.where(valid, cells, h * w)  # out of range is dropped
 
         def put(x, value):
-            return (
-                x.reshape(b, -1).at[rows, at].set(value, mode="drop").reshape(b, h, w)
-            )
+            one = lambda x, at, value: x.at[at].set(value, mode="drop")
+            value = jnp.broadcast_to(value, at.shape)
+            # By vmap: over several devices each then writes its own images.
+            return jax.vmap(one)(x.reshape(b, -1), at, value).reshape(b, h, w)
 
         return replace(
             self,

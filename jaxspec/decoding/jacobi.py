@@ -165,11 +165,11 @@ def judge(
       codes: the codes' vectors, for the rule.
     """
     (b, d), n = state.drafts.shape, state.decoded.tokens[0].size
-    rows, raster = jnp.arange(b)[:, None], jnp.arange(n)[None]
+    raster = jnp.arange(n)[None]
     cells = state.done[:, None] + jnp.arange(d + 1)[None]  # the window's
     inside = cells < target.grammar.end
     fed = jnp.minimum(cells - 1, n - 1)
-    newest = state.decoded.tokens.reshape(b, n)[rows, fed[:, :1]]
+    newest = jnp.take_along_axis(state.decoded.tokens.reshape(b, n), fed[:, :1], 1)
     tokens = jnp.concatenate([newest, state.drafts], axis=1)
     visible = raster[None] <= fed[..., None]
     log_p, cache = target.follow(state.cache, tokens, fed, inside, visible)

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxspec.decoding.decoded import Decoded
 from jaxspec.decoding.target import Target
+from jaxspec.sharding import placed
 from jaxspec.sizes import Size
 
 
@@ -111,13 +112,22 @@ def decode(method: Method, target: Target, keys: jax.Array) -> Decoded:
     """
     state = jax.lax.while_loop(
         lambda s: ~jnp.all(method.finished(s)),
-        lambda s: method.step(target, s),
-        method.start(target, keys),
+        lambda s: step(method, target, s),
+        _start(method, target, keys),
     )
     return method.decoded(state)
 
 
-begin = jax.jit(lambda method, target, keys: method.start(target, keys))
+def _start(method: Method, target: Target, keys: jax.Array) -> Any:
+    return placed(target.mesh, method.start(target, keys), target.batch)
+
+
+def step(method: Method, target: Target, state: Any) -> Any:
+    """A method's step, over the devices that the target is split over."""
+    return placed(target.mesh, method.step(target, state), target.batch)
+
+
+begin = jax.jit(_start)
 
 
 def _advance(method: Method, target: Target, state: Any, steps: jax.Array) -> Any:
@@ -127,7 +137,7 @@ def _advance(method: Method, target: Target, state: Any, steps: jax.Array) -> An
 
     def body(carry):
         done, s = carry
-        return done + 1, method.step(target, s)
+        return done + 1, step(method, target, s)
 
     return jax.lax.while_loop(more, body, (jnp.int32(0), state))[1]
 

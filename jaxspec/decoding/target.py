@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from jaxspec.decoding.grammar import ImageGrammar
 from jaxspec.models.cache import Cache
@@ -13,6 +14,7 @@ from jaxspec.models.chameleon import ChameleonGrid
 from jaxspec.models.lpd import LPDNet
 from jaxspec.models.transformer import Transformer
 from jaxspec.sampling import Sampling, guide, log_probs
+from jaxspec.sharding import mesh_of
 
 
 @jax.tree_util.register_dataclass
@@ -33,6 +35,7 @@ class Target:
       model: the static module.
       null: the condition and visible prefix slots that guidance compares with, where
         they are the image's own and not the model's `null`; of the same shapes.
+      mesh: what the parameters are split over; None if they are not.
     """
 
     params: Any
@@ -42,6 +45,7 @@ class Target:
     codes: jax.Array | None
     model: Transformer | ChameleonGrid | LPDNet = field(metadata={"static": True})
     null: tuple[jax.Array, jax.Array] | None = None
+    mesh: Mesh | None = field(default=None, metadata={"static": True})
 
     @staticmethod
     def create(
@@ -60,7 +64,8 @@ class Target:
             shape = (condition.shape[0], model.config.prefix_length)
             prefix_visible = jnp.ones(shape, bool)
         visible = jnp.asarray(prefix_visible)
-        return Target(params, condition, visible, sampling, codes, model, null)
+        mesh = mesh_of(params)
+        return Target(params, condition, visible, sampling, codes, model, null, mesh)
 
     @property
     def batch(self) -> int:
@@ -272,3 +277,11 @@ class Target:
 def _neighbours(a: jax.Array, b: jax.Array) -> jax.Array:
     """Rows of a and b [B, ...] in turn: [2 B, ...]."""
     return jnp.stack([a, b], axis=1).reshape(-1, *a.shape[1:])
+
+
+def map_targets(change: Callable[[Target], Any], tree: Any) -> Any:
+    """The same tree, such as a method, with `change` applied to the targets in it."""
+    is_target = lambda x: isinstance(x, Target)
+    return jax.tree.map(
+        lambda x: change(x) if is_target(x) else x, tree, is_leaf=is_target
+    )

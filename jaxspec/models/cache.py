@@ -70,12 +70,17 @@ def write_slots(old: jax.Array, new: jax.Array, slots: jax.Array) -> jax.Array:
 
     A slot of S or more is not written.
     """
-    # An index for each head too: without, XLA makes the write of a single slot a
-    # slice update, fuses it into both of its uses, and copies the cache for that.
-    rows = jnp.arange(old.shape[0])[:, None, None]
-    heads = jnp.arange(old.shape[1])[None, :, None]
-    at = (rows, heads, slots[:, None])
-    return old.at[at].set(new.astype(old.dtype), mode="drop")
+    if slots.size == 1:
+        # XLA makes the write of a single slot a slice update, fuses it into both of
+        # its uses, and copies the cache for that: one that is not written goes along.
+        slots = jnp.pad(slots, ((0, 0), (0, 1)), constant_values=old.shape[2])
+        new = jnp.pad(new, ((0, 0), (0, 0), (0, 1), (0, 0)))
+
+    def write(old, new, slots):  # of a row and head
+        return old.at[slots].set(new.astype(old.dtype), mode="drop")
+
+    # By vmap, not by more indices: over several devices each then writes its own part.
+    return jax.vmap(jax.vmap(write, (0, 0, None)))(old, new, slots)
 
 
 def through_cache(

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.models.cache import Cache, through_cache
-from jaxspec.models.transformer import attend, gated, rms_norm, unstack
+from jaxspec.models.transformer import attend, gated, in_heads, rms_norm, unstack
 
 
 @dataclass(frozen=True)
@@ -167,11 +167,9 @@ def block(
     """One layer; `attention(q, k, v)` maps [B, K or G, T, D] to [B, K, T, D]."""
     b, t, _ = x.shape
 
-    def heads(h, name):
-        h = h @ layer[name]
-        if config.biases:
-            h = h + layer[f"{name}_bias"][None, None]
-        return h.reshape(b, t, -1, config.head_width).swapaxes(1, 2)
+    def heads(h, name, parts=1):
+        bias = layer[f"{name}_bias"] if config.biases else None
+        return in_heads(h, layer[name], parts, config.head_width, bias)
 
     def normed(h, name):
         if config.head_norms is None:
@@ -179,9 +177,8 @@ def block(
         return head_norm(h, layer[f"{name}_norm"], layer[f"{name}_norm_bias"])
 
     def attended(h):
-        key, value = jnp.split(heads(h, "key_value"), 2, axis=1)
-        query = normed(heads(h, "query"), "query")
-        h = attention(query, normed(key, "key"), value)
+        (query,), (key, value) = heads(h, "query"), heads(h, "key_value", 2)
+        h = attention(normed(query, "query"), normed(key, "key"), value)
         return h.swapaxes(1, 2).reshape(b, t, -1) @ layer["attention_out"]
 
     def branch(run, norm):

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.models.transformer import attend, gated, rms_norm
+from jaxspec.models.transformer import attend, gated, in_heads, rms_norm
 
 
 @dataclass(frozen=True)
@@ -108,9 +108,8 @@ class T5Encoder(nn.Module):
         visible = jnp.broadcast_to(seen[:, None], (*tokens.shape, t))
 
         def body(x, layer):
-            h = rms_norm(x, layer["attention_norm"], c.norm_epsilon) @ layer["qkv"]
-            h = h.reshape(*h.shape[:2], 3 * c.heads, c.head_width).swapaxes(1, 2)
-            q, k, v = jnp.split(h, 3, axis=1)
+            h = rms_norm(x, layer["attention_norm"], c.norm_epsilon)
+            q, k, v = in_heads(h, layer["qkv"], 3, c.head_width)
             h = attend(q, k, v, visible, scale=1.0, bias=bias)
             h = h.swapaxes(1, 2).reshape(*x.shape[:2], -1)
             x = x + h @ layer["attention_out"]

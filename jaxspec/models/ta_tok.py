@@ -18,7 +18,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxspec.models.transformer import attend
+from jaxspec.models.transformer import attend, in_heads
 from jaxspec.models.vq import nearest, unit
 
 
@@ -153,9 +153,9 @@ def tower_block(
     def linear(x, name):
         return x @ layer[name] + layer[f"{name}_bias"][None, None]
 
-    y = linear(norm(x, "norm1"), "qkv")
-    y = y.reshape(b, t, 3 * heads, c // heads).swapaxes(1, 2)
-    y = attention(*jnp.split(y, 3, axis=1)).swapaxes(1, 2)
+    qkv, bias = layer["qkv"], layer["qkv_bias"]
+    y = attention(*in_heads(norm(x, "norm1"), qkv, 3, c // heads, bias))
+    y = y.swapaxes(1, 2)
     x = x + linear(y.reshape(b, t, c), "attention_out")
     y = nn.gelu(linear(norm(x, "norm2"), "fc1"), approximate=approximate)
     return x + linear(y, "fc2")

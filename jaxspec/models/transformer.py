@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec import sharding
 from jaxspec.models.cache import Cache, through_cache
 
 
@@ -98,15 +99,31 @@ def llama_block(
         h = x
         if "attention_norm" in layer:
             h = rms_norm(h, layer["attention_norm"], config.norm_epsilon)
-        h = h @ layer["qkv"]
-        h = h.reshape(b, t, 3 * config.heads, config.head_width).swapaxes(1, 2)
-        h = attention(*jnp.split(h, 3, axis=1))
+        h = attention(*in_heads(h, layer["qkv"], 3, config.head_width))
         h = h.swapaxes(1, 2).reshape(b, t, -1)
         x = x + drop(0, h @ layer["attention_out"])
     with jax.named_scope("feed_forward"):
         h = rms_norm(x, layer["ffn_norm"], config.norm_epsilon)
         x = x + drop(1, gated(h, layer["gate_up"], layer["down"]))
     return x
+
+
+def in_heads(
+    x: jax.Array,
+    weight: jax.Array,
+    parts: int,
+    head_width: int,
+    bias: jax.Array | None = None,
+) -> tuple[jax.Array, ...]:
+    """What so many matrices side by side make of x [B, T, C]: each [B, K, T, D].
+
+    `weight` is [C, parts * K * D], or [C, parts, K * D]; `bias` has no C.
+    """
+    h = jnp.tensordot(x, weight, 1)
+    if bias is not None:
+        h = h + bias.reshape(1, 1, *h.shape[2:])
+    h = h.reshape(*x.shape[:2], parts, -1, head_width)
+    return tuple(h[:, :, i].swapaxes(1, 2) for i in range(parts))
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
@@ -193,9 +210,12 @@ def attend_causal(q, key, value, visible, blocks: int = 4) -> jax.Array:
 def gated(
     x: jax.Array, gate_up: jax.Array, down: jax.Array, activation=nn.silu
 ) -> jax.Array:
-    """Gated feed-forward layer (SwiGLU by default) of x [..., C]; gate_up [C, 2F]."""
-    gate, up = jnp.split(x @ gate_up, 2, axis=-1)
-    return (activation(gate) * up) @ down
+    """Gated feed-forward layer (SwiGLU by default) of x [..., C].
+
+    `gate_up` is [C, 2F] or [C, 2, F].
+    """
+    h = jnp.tensordot(x, gate_up, 1).reshape(*x.shape[:-1], 2, -1)
+    return (activation(h[..., 0, :]) * h[..., 1, :]) @ down
 
 
 def layer_shapes(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
@@ -211,11 +231,17 @@ def layer_shapes(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
     }
 
 
+# Matrices side by side in one parameter: how many.
+JOINED = {"qkv": 3, "key_value": 2, "gate_up": 2}
+
+
 def unstacked(config: TransformerConfig, params: dict) -> dict:
     """The same parameters with arrays of their own for each layer, to decode with.
 
     As with `Cache`, every pass would otherwise copy all layers out of their stack,
-    which adds half where reading the weights is the limit. This copies them once.
+    which adds half where reading the weights is the limit. This copies them once. Over
+    several devices matrices side by side come apart too, [C, parts, F], so that each
+    is split by heads or hidden units.
     """
     return unstack(params, layer_shapes(config))
 
@@ -225,13 +251,22 @@ def unstack(params: dict, names: Iterable[str]) -> dict:
     inner = dict(params["params"])
     if "layers" not in inner:
         stacks = {name: inner.pop(name) for name in names}
-        inner["layers"] = jax.jit(_split)(stacks)
+        each = sharding.of_layers(stacks, JOINED)
+        split = _split if each is None else _split_apart
+        inner["layers"] = jax.jit(split, out_shardings=each)(stacks)
     return {"params": inner}
 
 
 def _split(stacks: dict[str, jax.Array]) -> tuple[dict[str, jax.Array], ...]:
     depth = len(next(iter(stacks.values())))
     return tuple({k: x[i] for k, x in stacks.items()} for i in range(depth))
+
+
+def _split_apart(stacks: dict[str, jax.Array]) -> tuple[dict[str, jax.Array], ...]:
+    def apart(name, x):
+        return x.reshape(len(x), JOINED[name], -1) if name in JOINED else x
+
+    return tuple({k: apart(k, x) for k, x in layer.items()} for layer in _split(stacks))
 
 
 def extend_layers(

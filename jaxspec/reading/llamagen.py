@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 from jaxspec.models.t5 import T5Config, T5Encoder
 from jaxspec.reading import Asked, Padded, Reader, Shown, check_texts, ids_of, timed
 from jaxspec.reading.captions import clean_caption
+from jaxspec.sharding import by_image, mesh_of
 from jaxspec.text import tokenizer_of
 
 
@@ -219,9 +220,9 @@ class CaptionReader(Reader):
         seconds: dict[str, float] = {}
         counts, states = asked.values["counts"], asked.values.get("states")
         if states is None:
-            encode = lambda: _states(
-                self.t5, params["t5"], asked.values["words"], counts
-            )
+            own, words = params["t5"], asked.values["words"]
+            words, counts = by_image(mesh_of(own), (words, counts))
+            encode = lambda: _states(self.t5, own, words, counts)
             states = timed(seconds, "captions", encode)
         return Shown(_left_padded(states, counts), seconds=seconds)
 

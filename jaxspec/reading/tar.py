@@ -22,6 +22,7 @@ from jaxspec.models.qwen2 import Qwen2Config
 from jaxspec.models.ta_tok import TaTok, TaTokConfig
 from jaxspec.reading import Asked, Reader, Shown, check_texts, ids_of, timed
 from jaxspec.sampling import Sampling
+from jaxspec.sharding import by_image, mesh_of, on_host
 from jaxspec.text import tokenizer_of
 
 SCALES = (0, 1, 2)
@@ -227,9 +228,11 @@ class TarReader(Reader):
         if tokens is None:
             write = lambda: self._write(params, asked, keys)
             tokens = timed(seconds, "language", write)
-        decode = lambda: _features(self.ta_tok, params["ta_tok"], tokens)
+        own = params["ta_tok"]
+        tokens = by_image(mesh_of(own), tokens)
+        decode = lambda: _features(self.ta_tok, own, tokens)
         features = timed(seconds, "features", decode)
-        return Shown(features, {"semantic_tokens": np.asarray(tokens)}, seconds)
+        return Shown(features, {"semantic_tokens": on_host(tokens)}, seconds)
 
     def _write(
         self, params: dict[str, Any], asked: Asked, keys: jax.Array

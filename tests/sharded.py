@@ -1,0 +1,136 @@
+"""What tests/test_sharding.py runs in processes of its own, with more devices.
+
+`python -m tests.sharded FOLDER` draws on eight virtual devices, `python -m
+tests.sharded FOLDER ADDRESS ID` as one of two processes that have a device each; FOLDER
+holds the family of `family()`. What was found is printed as JSON.
+"""
+
+import json
+import sys
+from dataclasses import replace
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+import jaxspec
+from jaxspec import sharding
+from jaxspec.checkpoints.trees import flatten
+from jaxspec.pipeline import Pipeline, abstract_params
+from tests import toy
+
+PROMPTS = ["red heart", "blue tree", "a hat"]
+METHODS = {
+    "AR": jaxspec.AR(),
+    "ZipAR": jaxspec.ZipAR(window=2),
+    "SCD": jaxspec.SCD(window=4),
+    "MuLo": jaxspec.MuLo(threshold=0.3, neighbours=2, radius=1),
+}
+MESHES = {
+    "AR": [(1, 1), (2, 1)],
+    "ZipAR": [(2, 2)],
+    "SCD": [(1, 8)],
+    "MuLo": [(2, 4)],
+}
+
+
+def family() -> Pipeline:
+    """The toy family with eight heads, so that eight devices can share them."""
+    config = toy.family_config()
+    decoders = tuple((size, replace(c, heads=8)) for size, c in config.decoders)
+    config = replace(config, decoders=decoders)
+    return Pipeline(toy.randomly(abstract_params(config)), config)
+
+
+def draw(params: Pipeline, method: str, **how) -> jaxspec.Generated:
+    return jaxspec.generate(params, PROMPTS, method=METHODS[method], seed=3, **how)
+
+
+def same(drawn: jaxspec.Generated, wanted: jaxspec.Generated) -> bool:
+    """Tokens, counts and records of all images, and pictures but for rounding."""
+    records = [flatten(vars(x.stats)).values() for x in (drawn, wanted)]
+    equal = all(map(np.array_equal, *records))
+    off = np.abs(drawn.images.astype(int) - wanted.images.astype(int)).max()
+    return equal and off <= 1 and drawn.images.shape == wanted.images.shape
+
+
+def on_eight_devices(folder: str) -> dict:
+    params, found = family(), {}
+    for method, meshes in MESHES.items():
+        wanted = draw(params, method)
+        for shape in meshes:
+            mesh = sharding.make_mesh(*shape)
+            name = f"{method} {shape[0]}x{shape[1]}"
+            found[name] = same(draw(params, method, mesh=mesh), wanted)
+    mesh = sharding.make_mesh(2, 4)
+    split = jaxspec.load(folder, mesh=mesh)
+    draw(split, "SCD")
+    with toy.compilations() as compiled:
+        again = draw(split, "SCD", batch_size=4)
+    found["loaded"] = same(again, draw(params, "SCD"))
+    found["compiled"] = compiled
+    found["parts"] = {
+        name: [
+            str(part.data.shape) for part in x.addressable_shards if not part.replica_id
+        ]
+        for name, x in flatten(split.params).items()
+        if name.endswith(("16/params/qkv", "16/params/down", "16/params/head"))
+    }
+    layer = split.target(split.condition(PROMPTS), jaxspec.Sampling.create(12)).params
+    layer = layer["params"]["layers"][0]
+    found["layer"] = {k: str(x.sharding.shard_shape(x.shape)) for k, x in layer.items()}
+    return found | {"refused": refused(params)}
+
+
+def refused(params: Pipeline) -> dict[str, str]:
+    """What is said of meshes and rules that do not fit."""
+    mesh, weights = sharding.make_mesh(1, 8), {"vq": {"a": np.ones((4, 6))}}
+    attempts = {
+        "devices": lambda: sharding.make_mesh(3, 4),
+        "number": lambda: sharding.make_mesh(0),
+        "heads": lambda: sharding.shard(toy.family(), mesh),
+        "axes": lambda: sharding.layout(weights, mesh, [("a", P(None, "model"))]),
+        "match": lambda: sharding.layout({"new": np.ones(3)}, mesh),
+        "mesh": lambda: sharding.layout(weights, jax.make_mesh((8,), ("model",))),
+        "images": lambda: uneven(params),
+    }
+    found = {}
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+        except ValueError as error:
+            found[name] = str(error)
+    return found
+
+
+def uneven(params: Pipeline) -> None:
+    """Decoding at the lower level, where no one fills the batch up."""
+    split = sharding.shard(params, sharding.make_mesh(2, 1))
+    vectors, ids = split.read(PROMPTS)
+    target = split.target(vectors, jaxspec.Sampling.create(12))
+    jaxspec.decode(jaxspec.AR(), target, jaxspec.image_keys(3, ids, [0, 0, 0]))
+
+
+def as_one_of_two(folder: str, address: str, number: int) -> dict:
+    sharding.initialize(address, 2, number)
+    assert len(jax.devices()) == 2 and len(jax.local_devices()) == 1
+    params = jaxspec.load(folder)
+    own = jaxspec.generate(params, PROMPTS[number::2], seed=3)
+    split = jaxspec.load(folder, mesh=sharding.make_mesh(1, 2))
+    weight = split.params["decoders"]["16"]["params"]["qkv"]
+    together = {method: draw(split, method) for method in ("AR", "SCD")}
+    return {
+        "own": own.tokens.tolist(),
+        "part": weight.addressable_data(0).shape,
+        "together": {k: x.tokens.tolist() for k, x in together.items()},
+        "images": together["AR"].images.sum().item(),
+    }
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_disable_most_optimizations", True)
+    folder, *rest = sys.argv[1:]
+    if rest:
+        print(json.dumps(as_one_of_two(folder, rest[0], int(rest[1]))))
+    else:
+        print(json.dumps(on_eight_devices(folder)))

@@ -1,0 +1,157 @@
+"""Drawing on several devices and in several processes is drawing on one."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec import sharding
+from jaxspec.checkpoints.folder import load_config
+from jaxspec.models import abstract
+from jaxspec.models.drafter import eagle_config
+from jaxspec.models.flashar import FlashConfig
+from jaxspec.models.llama import LlamaConfig
+from jaxspec.models.lpd import LPDConfig
+from jaxspec.models.t5 import T5Config
+from jaxspec.models.ta_tok import TaTokConfig, TowerConfig
+from jaxspec.pipeline import abstract_params
+from tests import sharded, toy
+
+ONE = {"prefix_length": 1, "prefix_width": 8}
+
+
+def start(folder, devices: int, *arguments: str) -> subprocess.Popen:
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.sharded", str(folder), *arguments],
+        env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def result(process: subprocess.Popen) -> dict:
+    out, err = process.communicate(timeout=500)
+    assert process.returncode == 0, err[-3000:]
+    return json.loads(out.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("families") / "toy"
+    jaxspec.save(sharded.family(), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(folder):
+    return result(start(folder, 8))
+
+
+@pytest.mark.parametrize(
+    "name", [f"{m} {d}x{k}" for m, shapes in sharded.MESHES.items() for d, k in shapes]
+)
+def test_a_mesh_changes_no_token(found, name):
+    assert found[name]
+
+
+def test_a_folder_is_read_part_by_part_and_a_batch_compiles_nothing(found):
+    assert found["loaded"] and found["compiled"] == []
+    parts = {name.rpartition("/")[2]: shapes for name, shapes in found["parts"].items()}
+    assert parts == {
+        "qkv": ["(2, 4, 48)"] * 4,
+        "down": ["(2, 6, 16)"] * 4,
+        "head": ["(16, 12)"],
+    }
+    assert found["layer"] == {
+        "attention_norm": "(16,)",
+        "qkv": "(16, 3, 4)",
+        "attention_out": "(4, 16)",
+        "ffn_norm": "(16,)",
+        "gate_up": "(16, 2, 6)",
+        "down": "(6, 16)",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("devices", "a mesh of 3 x 4 needs 12 devices, and there are 8 (cpu)"),
+        ("number", "data must be 1 or more devices, not 0"),
+        ("heads", "the transformer for 8 px has 2 heads, which 8 devices (model)"),
+        ("axes", "vq/a [4, 6] has axis 1 of 6, which 8 devices (model) cannot share"),
+        ("match", "new [3] matches no rule"),
+        ("mesh", "mesh must be one of jaxspec.sharding.make_mesh"),
+        ("images", "3 images cannot be shared by 2 groups of devices (data)"),
+    ],
+)
+def test_what_does_not_fit_is_named(found, name, message):
+    assert message in found["refused"][name]
+
+
+def test_the_rules_know_every_network():
+    grid = toy.transformer((4, 4), 12)
+    tower = TowerConfig(16, 2, 2, 32, 3, 4, 4, True)
+    llama = LlamaConfig(40, 16, 2, 4, 2, 4, 32, False, biases=True, head_norms=(2, 2))
+    target = replace(grid, prefix="class", positions="rotary")
+    lpd = dict(vocab_size=12, width=16, depth=2, heads=2, hidden=32, grid=(4, 4))
+    networks = {
+        "decoders": {
+            "16": abstract.transformer(grid),
+            "17": abstract.transformer(target),
+            "18": abstract.transformer(replace(grid, prefix="caption")),
+        },
+        "drafters": {"16": abstract.eagle(eagle_config(grid))},
+        "flashar": {"16": abstract.flash(FlashConfig(grid, 1))},
+        "lpd": {
+            "16": abstract.lpd(LPDConfig(**lpd, prefix="class", **ONE)),
+            "17": abstract.lpd(LPDConfig(**lpd, prefix="features", **ONE)),
+        },
+        "llm": abstract.llama(llama),
+        "t5": abstract.t5(T5Config(40, 16, 2, 2, 8, 32)),
+        "ta_tok": abstract.ta_tok(
+            TaTokConfig(16, 12, 4, True, tower, replace(tower, channels=4))
+        ),
+    }
+    known = abstract_params(load_config("emoji"))
+    for weights in (networks, known):
+        sharding.layout(weights, sharding.make_mesh(1, 1))
+
+
+def test_two_processes_share_a_model_or_the_prompts(folder):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    processes = [start(folder, 1, address, str(i)) for i in range(2)]
+    try:
+        both = [result(process) for process in processes]
+    finally:
+        for process in processes:  # one that waits for another that failed
+            process.kill()
+            process.communicate()
+    params = sharded.family()
+    for method in ("AR", "SCD"):
+        wanted = sharded.draw(params, method).tokens
+        for one in both:
+            np.testing.assert_array_equal(one["together"][method], wanted)
+    wanted = sharded.draw(params, "AR").tokens
+    for number, one in enumerate(both):
+        np.testing.assert_array_equal(one["own"], wanted[number::2])
+        assert one["part"] == [2, 8, 48]
+    assert both[0]["images"] == both[1]["images"]
+
+
+def test_processes_are_given_whole_or_found():
+    for given, message in (
+        ((None, 2, 0), "give coordinator, processes and process_id, or none"),
+        (("127.0.0.1:1", 2, 2), "process_id must be 0 to 1, not 2"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            sharding.initialize(*given)
