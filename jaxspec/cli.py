@@ -28,6 +28,7 @@ from jaxspec.command_options import (
     Family,
     Guidance,
     Knob,
+    MeshShape,
     MethodName,
     Reading,
     Size,
@@ -37,6 +38,7 @@ from jaxspec.command_options import (
     WeightType,
     Window,
     chosen_method,
+    mesh_shape,
     one_line_errors,
     one_line_warnings,
     pixels,
@@ -134,6 +136,26 @@ def generate(
     family: Family = "emoji",
     option: Reading = None,
     dtype: WeightType = None,
+    mesh: MeshShape = None,
+    cluster: Annotated[
+        bool,
+        typer.Option(
+            "--cluster", help="Join the processes that Slurm, MPI or Kubernetes began."
+        ),
+    ] = False,
+    coordinator: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Or those that have this address of the first of them in common;",
+        ),
+    ] = None,
+    processes: Annotated[
+        int | None, typer.Option(metavar="N", help="there are so many,")
+    ] = None,
+    process_id: Annotated[
+        int | None, typer.Option(metavar="I", help="and this is number I, from 0.")
+    ] = None,
     out: Annotated[
         str | None,
         typer.Option(
@@ -168,12 +190,19 @@ def generate(
     """
     with one_line_errors(), one_line_warnings():
         _check_writable(out)
+        shape = mesh_shape(mesh)
         chosen = chosen_method(method, window, knob)
         with _progress_bar() as progress:
-            import jaxspec
+            import jax
 
+            import jaxspec
+            from jaxspec import sharding
+
+            if cluster or (coordinator, processes, process_id) != (None,) * 3:
+                sharding.initialize(coordinator, processes, process_id)
             jaxspec.use_compile_cache()
-            params = jaxspec.load(family, **weight_type(dtype))
+            on = None if shape is None else sharding.make_mesh(*shape)
+            params = jaxspec.load(family, mesh=on, **weight_type(dtype))
             result = jaxspec.generate(
                 params,
                 prompts,
@@ -188,6 +217,8 @@ def generate(
                 progress=progress,
                 **reading(option),
             )
+        if jax.process_index() > 0:
+            return  # the first process writes
         for path, file in _write(_files(result), out):
             typer.echo(f"wrote {path}")
             if with_map:

@@ -68,6 +68,30 @@ WeightType = Annotated[
     ),
 ]
 
+MeshShape = Annotated[
+    str | None,
+    typer.Option(
+        "--mesh",
+        metavar="DATA,MODEL",
+        help="Devices: so many groups draw pictures of their own, and so many share "
+        "the weights in each.  [default: one device]",
+    ),
+]
+
+
+def mesh_shape(text: str | None) -> tuple[int, int] | None:
+    """`--mesh` as the numbers that `jaxspec.sharding.make_mesh` takes.
+
+    Raises:
+      ValueError: these are not two whole numbers.
+    """
+    if text is None:
+        return None
+    numbers = text.split(",")
+    if len(numbers) != 2 or not all(x.strip().isdecimal() for x in numbers):
+        raise ValueError(f"--mesh must be DATA,MODEL, such as 4,2, not {text!r}")
+    return int(numbers[0]), int(numbers[1])
+
 
 def _pairs(option: str, texts: list[str]) -> Iterator[tuple[str, str]]:
     """Names and values of an option that is given as NAME=VALUE."""

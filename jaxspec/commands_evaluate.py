@@ -13,6 +13,7 @@ from jaxspec.command_options import (
     Family,
     Guidance,
     Knob,
+    MeshShape,
     MethodName,
     Reading,
     Size,
@@ -22,6 +23,7 @@ from jaxspec.command_options import (
     WeightType,
     Window,
     chosen_method,
+    mesh_shape,
     one_line_errors,
     one_line_warnings,
     pixels,
@@ -82,6 +84,15 @@ def run(
     family: Family = "emoji",
     option: Reading = None,
     dtype: WeightType = None,
+    mesh: MeshShape = None,
+    refill: Annotated[
+        bool,
+        typer.Option(
+            "--refill/--no-refill",
+            help="Hand rows of the batch on when their pictures are done, in place of "
+            "waiting for the last of them.",
+        ),
+    ] = False,
     format: Annotated[
         str, typer.Option(help="Of the pictures: png or webp, both lossless.")
     ] = "png",
@@ -102,6 +113,7 @@ def run(
     with one_line_errors(), one_line_warnings():
         chosen = chosen_method(method, window, knob)
         loading, options = weight_type(dtype), reading(option)
+        shape = mesh_shape(mesh)
         from jaxspec.evaluation.prompts import load_prompts
         from jaxspec.evaluation.prompts import shard as share
 
@@ -110,10 +122,12 @@ def run(
         import jaxspec
         from jaxspec.evaluation.run import draw
         from jaxspec.recipe import Recipe
+        from jaxspec.sharding import make_mesh
 
         jaxspec.use_compile_cache()
+        on = None if shape is None else make_mesh(*shape)
         recipe = Recipe.create(
-            jaxspec.load(family, **loading),
+            jaxspec.load(family, mesh=on, **loading),
             method=chosen,
             size=pixels(size),
             guidance=guidance,
@@ -131,6 +145,7 @@ def run(
                 images=num_images,
                 seed=seed,
                 batch_size=batch_size,
+                refill=refill,
                 part=shard,
                 format=format,  # ty: ignore[invalid-argument-type]
                 keep_records=keep_records,

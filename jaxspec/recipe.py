@@ -2,7 +2,7 @@
 
 import operator
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from jaxspec.decoding import (
     check_method,
     describe,
 )
+from jaxspec.decoding.refill import decode_refilled
 from jaxspec.methods import AR
 from jaxspec.pipeline import Pipeline, network_of
 from jaxspec.reading import Asked
@@ -163,6 +164,81 @@ class Recipe:
         stats = jax.tree.map(lambda x: x[:count], on_host(out))
         seconds = {**shown.seconds, "decode": time.perf_counter() - began}
         return Batch(stats, {k: x[:count] for k, x in shown.stages.items()}, seconds)
+
+    def stream(
+        self,
+        asked: Asked,
+        numbers: np.ndarray,
+        seed: int,
+        *,
+        rows: int,
+        group: int | None = None,
+    ) -> Iterator[tuple[np.ndarray, Batch]]:
+        """Decodes images in so many rows, which are handed on when they are free.
+
+        Where images take different numbers of passes, this takes less time than
+        batches that wait for their last (see `decoding.refill`). Tokens are the same.
+
+        Args:
+          asked, numbers, seed: as for `decode`, of all images.
+          rows: of the batch.
+          group: as for `decode_refilled`.
+
+        Yields:
+          The numbers of images that are finished, int [n], and what was decoded; its
+          seconds are those since the last.
+
+        Raises:
+          ValueError: as `decode` does; or a drafter has conditions of its own, which
+            are of no other images.
+          FloatingPointError: as `decode` does.
+        """
+        leaves = jax.tree.leaves(self.method, is_leaf=lambda x: isinstance(x, Target))
+        if any(isinstance(x, Target) for x in leaves):
+            raise ValueError(
+                "rows are handed on only where the family makes the drafter: its "
+                "conditions change with the images"
+            )
+        mesh = mesh_of(self.params)
+        rows = filled_size(rows, mesh)
+        group = filled_size(max(1, rows // 4) if group is None else group, mesh)
+        conditions: dict[int, Any] = {}
+        stages: dict[int, dict[str, np.ndarray]] = {}
+        seconds: dict[str, float] = {}
+
+        def show(first: int) -> None:
+            """Reads the prompts of as many images as the batch has rows."""
+            images = np.arange(first, min(first + rows, len(numbers)))
+            chosen = filled(images, rows)
+            keys = by_image(mesh, image_keys(seed, asked.ids[chosen], numbers[chosen]))
+            shown = self.params.show(asked.take(chosen), keys)
+            for stage, passed in shown.seconds.items():
+                seconds[stage] = seconds.get(stage, 0.0) + passed
+            condition = on_host(jax.tree.map(jnp.asarray, shown.condition))
+            for row, image in enumerate(images):
+                conditions[image] = jax.tree.map(lambda x, r=row: x[r], condition)
+                stages[image] = {k: x[row] for k, x in shown.stages.items()}
+
+        def feed(images: np.ndarray) -> tuple[Method, Target, jax.Array]:
+            for image in images:
+                if image not in conditions:
+                    show(image)
+            condition = jax.tree.map(
+                lambda *x: np.stack(x), *(conditions[image] for image in images)
+            )
+            keys = image_keys(seed, asked.ids[images], numbers[images])
+            return *self.conditioned(by_image(mesh, condition)), by_image(mesh, keys)
+
+        began = time.perf_counter()
+        for images, stats in decode_refilled(feed, len(numbers), rows, group):
+            passed = time.perf_counter() - began - sum(seconds.values())
+            own = [stages.pop(image) for image in images]
+            made = {k: np.stack([x[k] for x in own]) for k in own[0]}
+            yield images, Batch(stats, made, {**seconds, "decode": passed})
+            for image in images:
+                del conditions[image]
+            seconds.clear()
+            began = time.perf_counter()
 
 
 def whole_number(name: str, value: int, least: int, most: int | None = None) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxspec.checkpoints import QWEN2, convert, qwen2_config, to_torch
-from jaxspec.language import Grammar, _write, write
+from jaxspec.language import Grammar, write, written
 from jaxspec.models.llama import (
     Llama,
     causal,
@@ -195,9 +195,9 @@ def test_counts_and_ends():
 def test_another_prompt_of_the_bucket_compiles_nothing():
     grammar = Grammar(2, 0, 96)
     run(UNTIED, [[1, 2, 3], [4]], GREEDY, grammar)
-    before = _write._cache_size()
+    before = written._cache_size()
     run(UNTIED, [list(range(20)), [5, 6]], GREEDY, grammar)
-    assert _write._cache_size() == before
+    assert written._cache_size() == before
 
 
 def test_what_cannot_be_written_is_refused():

@@ -28,6 +28,7 @@ from jaxspec.evaluation.records import (
 )
 from jaxspec.figures import atomically, save_png, save_webp
 from jaxspec.generation import decode_tokens
+from jaxspec.reading import Asked
 from jaxspec.recipe import Batch, Recipe, faults, filled
 
 ImageFormat = Literal["png", "webp"]
@@ -100,6 +101,35 @@ class Artist:
     format: ImageFormat
     keep_records: bool
 
+    def batches(self, jobs: Sequence[Job]) -> Iterator[list[Sample]]:
+        """Draws jobs batch by batch."""
+        for batch in batches(readable(self.recipe, jobs), self.batch_size):
+            yield self.draw(batch)
+
+    def stream(self, jobs: Sequence[Job]) -> Iterator[list[Sample]]:
+        """Draws jobs in rows that are handed on; their samples as they come."""
+        read = list(readable(self.recipe, jobs))
+        bad = [self._sample(job, error=job.error) for job in read if job.error]
+        if bad:
+            yield bad
+        left = dict(enumerate(job for job in read if job.error is None))
+        if not left:
+            return
+        asked = self._ask(list(left.values()))
+        numbers = np.array([job.image for job in left.values()])
+        stream = self.recipe.stream(asked, numbers, self.run.seed, rows=self.batch_size)
+        try:
+            while left:
+                with compilations() as compiled, _clear_memory_errors(self.batch_size):
+                    images, batch = next(stream)
+                    pictures, seconds = self._pictures(batch, len(images))
+                own = [left.pop(image) for image in images]
+                yield self._kept(own, batch, pictures, seconds, bool(compiled))
+        except FloatingPointError:
+            # A prompt has spoilt those that were read with it: batches find out which.
+            for batch in batches(iter(left.values()), self.batch_size):
+                yield self.draw(batch)
+
     def draw(self, jobs: Sequence[Job]) -> list[Sample]:
         """Samples of jobs, files and all; of what fails, one that says why."""
         good = [job for job in jobs if job.error is None]
@@ -107,16 +137,32 @@ class Artist:
         return bad + (self._drawn(good) if good else [])
 
     def _drawn(self, jobs: Sequence[Job]) -> list[Sample]:
+        numbers = np.array([job.image for job in jobs])
         try:
-            batch, pictures, seconds, compiled = self._decoded(jobs)
+            with compilations() as compiled, _clear_memory_errors(self.batch_size):
+                batch = self.recipe.decode(
+                    self._ask(jobs), numbers, self.run.seed, rows=self.batch_size
+                )
+                pictures, seconds = self._pictures(batch, self.batch_size)
         except FloatingPointError as error:
             if len(jobs) == 1:
                 return [self._sample(jobs[0], error=_one_line(error))]
             # One of them has spoilt the batch: which, they show alone.
             return [sample for job in jobs for sample in self._drawn([job])]
+        return self._kept(jobs, batch, pictures, seconds, bool(compiled))
+
+    def _kept(
+        self,
+        jobs: Sequence[Job],
+        batch: Batch,
+        pictures: np.ndarray,
+        seconds: dict[str, float],
+        compiled: bool,
+    ) -> list[Sample]:
+        """Samples of what was drawn, with their files; `seconds` are of each."""
         names = [job.prompt.text for job in jobs]
         wrong = faults(batch.stats, np.array([job.image for job in jobs]), names)
-        times = {k: x / self.batch_size for k, x in seconds.items()}
+        times = dict(seconds)
         about = {
             "batch": self.batch_size,
             "compiled": compiled,
@@ -133,24 +179,20 @@ class Artist:
         with ThreadPoolExecutor() as pool:  # compressing takes time
             return list(pool.map(kept, range(len(jobs))))
 
-    def _decoded(
-        self, jobs: Sequence[Job]
-    ) -> tuple[Batch, np.ndarray, dict[str, float], bool]:
-        """A batch with its pictures, times, and whether something compiled."""
-        params, count = self.recipe.params, len(jobs)
+    def _ask(self, jobs: Sequence[Job]) -> Asked:
+        """What the prompts of jobs ask for; what is said of them is known."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # they are known
-            asked = params.ask([job.prompt.text for job in jobs])
-        numbers = np.array([job.image for job in jobs])
-        with compilations() as compiled, _clear_memory_errors(self.batch_size):
-            batch = self.recipe.decode(
-                asked, numbers, self.run.seed, rows=self.batch_size
-            )
-            began = time.perf_counter()
-            rows = filled(np.arange(count), self.batch_size)
-            pictures = decode_tokens(params, batch.stats.tokens[rows])[:count]
+            warnings.simplefilter("ignore")
+            return self.recipe.params.ask([job.prompt.text for job in jobs])
+
+    def _pictures(self, batch: Batch, rows: int) -> tuple[np.ndarray, dict[str, float]]:
+        """The pictures of a batch, made in so many rows, and the times of each row."""
+        began, count = time.perf_counter(), len(batch.stats.tokens)
+        chosen = filled(np.arange(count), rows)
+        tokens = batch.stats.tokens[chosen]
+        pictures = decode_tokens(self.recipe.params, tokens)[:count]
         seconds = {**batch.seconds, "pictures": time.perf_counter() - began}
-        return batch, pictures, seconds, bool(compiled)
+        return pictures, {k: x / rows for k, x in seconds.items()}
 
     def _write(
         self, job: Job, picture: np.ndarray, arrays: dict[str, Any]

@@ -23,8 +23,6 @@ from jaxspec.evaluation.batches import (
     Artist,
     ImageFormat,
     Job,
-    batches,
-    readable,
 )
 from jaxspec.evaluation.prompts import shard, source_of
 from jaxspec.evaluation.records import (
@@ -36,6 +34,7 @@ from jaxspec.evaluation.records import (
 )
 from jaxspec.evaluation.writing import opened, remove_drafts
 from jaxspec.recipe import Recipe, whole_number
+from jaxspec.sharding import on_host
 
 
 @dataclass(frozen=True)
@@ -87,6 +86,7 @@ def draw(
     images: int = 1,
     seed: int = 0,
     batch_size: int = 16,
+    refill: bool = False,
     part: str = "0/1",
     format: ImageFormat = "png",
     keep_records: bool = True,
@@ -107,6 +107,7 @@ def draw(
       images: pictures a prompt.
       seed: 0 to 2**32 - 1.
       batch_size: rows of a batch.
+      refill: hand rows on when their images are finished (see `Recipe.stream`).
       part: "I/N", which share of the prompts; the shares of one folder may be drawn at
         the same time.
       format: of pictures; both are lossless.
@@ -156,12 +157,12 @@ def draw(
             format,
             keep_records,
         )
-        for batch in batches(readable(recipe, jobs), batch_size):
-            began = time.perf_counter()
-            samples = artist.draw(batch)
+        began = time.perf_counter()
+        for samples in (artist.stream if refill else artist.batches)(jobs):
             manifest.append(samples)
             status = _counted(status, samples, time.perf_counter() - began)
             progress(status)
+            began = time.perf_counter()
     return status
 
 
@@ -189,7 +190,7 @@ def weights_hash(weights: Any) -> str:
     """A hash of all weights: names, types, shapes and values."""
     digest = hashlib.sha256()
     for name, x in sorted(flatten(weights).items()):
-        x = np.asarray(x)
+        x = on_host(x)
         digest.update(f"{name} {x.dtype} {x.shape}\n".encode())
         digest.update(np.ascontiguousarray(x).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
