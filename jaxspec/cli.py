@@ -201,8 +201,10 @@ def generate(
             if cluster or (coordinator, processes, process_id) != (None,) * 3:
                 sharding.initialize(coordinator, processes, process_id)
             jaxspec.use_compile_cache()
-            on = None if shape is None else sharding.make_mesh(*shape)
-            params = jaxspec.load(family, mesh=on, **weight_type(dtype))
+            loading = weight_type(dtype)
+            if shape is not None:
+                loading["mesh"] = sharding.make_mesh(*shape)
+            params = jaxspec.load(family, **loading)
             result = jaxspec.generate(
                 params,
                 prompts,

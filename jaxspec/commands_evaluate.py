@@ -125,9 +125,10 @@ def run(
         from jaxspec.sharding import make_mesh
 
         jaxspec.use_compile_cache()
-        on = None if shape is None else make_mesh(*shape)
+        if shape is not None:
+            loading["mesh"] = make_mesh(*shape)
         recipe = Recipe.create(
-            jaxspec.load(family, mesh=on, **loading),
+            jaxspec.load(family, **loading),
             method=chosen,
             size=pixels(size),
             guidance=guidance,

@@ -151,6 +151,16 @@ def test_three_shards_draw_exactly_what_one_does(recipe, whole, tmp_path):
     assert sorted(text.count(b"\n") for text in lines) == [6, 6, 8]
 
 
+def test_rows_that_are_handed_on_make_the_same_files(recipe, whole, tmp_path):
+    texts = [*TEXTS[:3], "xyzzy", *TEXTS[3:]]
+    status = drawn(recipe, tmp_path, texts, images=2, refill=True)
+    assert (status.samples, status.drawn, status.failed) == (22, 20, 2)
+    good = [s for s in read_samples(tmp_path / "run").values() if s.error is None]
+    found = {(s.sha256, s.record_sha256) for s in good}
+    assert found == set(hashes(whole).values())
+    assert all(intact(tmp_path / "run", s) for s in good)
+
+
 def test_another_run_compiles_nothing(recipe, whole, tmp_path):
     """Nor a short one, whose rows are filled: of 7 samples at 4 a batch."""
     with toy.compilations() as compiled:
