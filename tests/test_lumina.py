@@ -113,7 +113,7 @@ def test_what_guidance_compares_with(name):
     [
         (
             lambda f: f.read("a <racm3:break> b"),
-            "<racm3:break> .token 8197., which is no word",
+            "the prompt 'a <racm3:break> b' has <racm3:break> .token 8197., which is",
         ),
         (lambda f: f.read("<reserved08799>"), "leave it out"),
         (lambda f: f.reading(unconditional="none"), "must be picture or turn or pads"),

@@ -149,6 +149,7 @@ class ChameleonReader(Reader):
 
     def read(self, prompts: Sequence[Any]) -> Asked:
         check_texts(prompts)
+        words = [np.array(self.words(prompt), np.int32) for prompt in prompts]
         values = {}
         for size in self.sizes:
             rows = [self.sequence(prompt, size) for prompt in prompts]
@@ -158,8 +159,7 @@ class ChameleonReader(Reader):
                 padded[slots - len(row) :] = row
             values[f"{size_label(size)} tokens"] = tokens
             values[f"{size_label(size)} counts"] = np.array([*map(len, rows)], np.int32)
-        ids = ids_of([np.array(self.words(prompt), np.int32) for prompt in prompts])
-        return Asked(list(prompts), ids, values)
+        return Asked(list(prompts), ids_of(words), values)
 
     # What images show.
 
@@ -235,6 +235,13 @@ class LuminaReader(ChameleonReader):
                 f"nearest it was trained on: {', '.join(map(size_label, near))}"
             )
         return listed[size], replace(self, sizes=(*self.sizes, size))
+
+    def describe(self) -> dict[str, Any]:
+        listed = trained_sizes(max(x for x in self.sizes if isinstance(x, int)))
+        first, last = size_label(listed[0]), size_label(listed[-1])
+        return {"also_draws": f"heights and widths, {first} to {last}"} | (
+            super().describe()
+        )
 
     def generated(self, rows: int, columns: int) -> int:
         # Picture start, both sides, a newline a row, picture end, turn end.
