@@ -37,7 +37,8 @@ Rule = tuple[str, P]
 # `unstacked` takes them apart.
 RULES: tuple[Rule, ...] = (
     (r"^(vq|upsamplers|text)/", P()),  # small
-    (r"^drafters/.*/(qkv|attention_out|gate_up|down)$", P(MODEL, None)),  # no stacks
+    # One layer each, not stacked.
+    (r"^(drafters|ssd)/.*/(qkv|attention_out|gate_up|down)$", P(MODEL, None)),
     (r"/(qkv|key_value|gate_up|attention_out|down|fc2)$", P(None, MODEL, None)),
     (r"^lpd/[^/]*/params/query$", P()),  # one vector
     (r"/(query|fc1)$", P(None, None, MODEL)),
