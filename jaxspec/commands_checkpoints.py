@@ -24,7 +24,7 @@ Weights = Annotated[
 ]
 Size = Annotated[
     int | None,
-    typer.Option(help="Pixels a side, where a LlamaGen file does not tell."),
+    typer.Option(help="Pixels a side, where a LlamaGen or Lumina-mGPT does not tell."),
 ]
 Heads = Annotated[
     int | None,

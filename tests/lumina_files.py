@@ -10,6 +10,7 @@ from jaxspec.checkpoints import CHAMELEON, CHAMELEON_RAW, CHAMELEON_VQ, to_torch
 from jaxspec.models import abstract
 from jaxspec.models.chameleon import ChameleonGridConfig
 from jaxspec.models.vq import VQConfig
+from jaxspec.reading.lumina import code_name
 from jaxspec.testing import random_weights
 from tests import toy_lumina
 from tests.converting import save, save_sharded
@@ -58,6 +59,7 @@ def language_model(folder: Path, seed: int = 0, **args) -> Path:
         "rope_theta": language.rotary_base,
         "swin_norm": language.output_norms,
         "mask_image_logits": False,
+        "vocabulary_map": {code_name(code): 4 + code for code in range(200)},
         "tie_word_embeddings": False,
     }
     config = {k: x for k, x in (config | args).items() if x is not None}

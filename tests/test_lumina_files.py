@@ -63,6 +63,7 @@ def test_lumina_of_two_sizes(files, tmp_path):
     assert found["decoders/64"]["dropped"] == ["model.vqmodel.encoder.conv_in.weight"]
     assert found["vq"]["dropped"] == ["loss.discriminator.main.0.weight"]
     assert "told" not in found["decoders/64"]
+    assert found["decoders/64"]["arguments"]["vocabulary_map"] == "200 entries"
     assert family.config.defaults == Defaults(128, 3.0, 1.0, 2000, 1.0)
 
 
@@ -121,6 +122,7 @@ def test_what_does_not_belong_together(files, tmp_path):
     for kind, models, changed, words, reason in [
         ("lumina", [files[64]], {"--tokenizer": other}, [], f"has {one} as 6, and"),
         ("lumina", [files[64]], {"--vq": files[64]}, [], "holds Chameleon, not Chamel"),
+        ("lumina", [unnamed], {"--tokenizer": "no.json"}, [], "no.json is missing: it"),
         ("lumina", [unnamed], {}, [], "the weights do not tell the size: pass it"),
         ("lumina", [files[64]], {}, ["--size", 128], "size is 128, but the model's na"),
         ("lumina", [files[64]] * 2, {}, [], "both draw 64 px"),

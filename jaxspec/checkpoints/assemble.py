@@ -196,6 +196,10 @@ def convert_chameleon(
     """
     if size is not None and len(model) > 1:
         raise ValueError("size is for one model: name several as published")
+    if not Path(tokenizer).is_file():
+        raise FileNotFoundError(
+            f"{tokenizer} is missing: it lies beside Meta's vqgan.ckpt"
+        )
     lumina = family == "Lumina-mGPT"
     newline = NEWLINE if lumina else None
     decoders = []
@@ -211,7 +215,7 @@ def convert_chameleon(
                 + ("ends no" if lumina else "ends every")
                 + " row with a newline"
             )
-        told = {} if draws is None else {"draws": draws}
+        told = {"draws": draws} if draws else {}
         decoders.append(replace(part, config=config, told=told))
     pictures = _open(vq, "Chameleon VQ", dtype=dtype)
     check_chameleon(

@@ -42,7 +42,7 @@ def inspect_checkpoint(
         ],
         "containers": list(checkpoint.containers),
         "name": checkpoint.name,
-        "arguments": dict(checkpoint.args),
+        "arguments": checkpoint.about,
         "left_out": list(checkpoint.left_out),
         "tensors": [
             {

@@ -33,6 +33,7 @@ NAMES = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
+LISTED = 100  # entries of an argument that are listed
 RESAVE = "docs/converting.md says how to save it again safely"
 _SAFETENSORS_TYPES = {
     **{f"F{8 * n}": np.dtype(f"f{n}") for n in (2, 4, 8)},
@@ -84,6 +85,14 @@ class Checkpoint:
     args: Mapping[str, Any] = field(default_factory=dict)
     name: str | None = None
     left_out: tuple[str, ...] = ()
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The arguments, for people to read: of a vocabulary among them its length."""
+        return {
+            key: f"{len(x):,} entries" if isinstance(x, dict) and len(x) > LISTED else x
+            for key, x in self.args.items()
+        }
 
     @property
     def nbytes(self) -> int:

@@ -163,7 +163,7 @@ def _provenance(part: Part, more: Callable[[int], None]) -> dict[str, Any]:
             for file in checkpoint.files
         ],
         "containers": list(checkpoint.containers),
-        "arguments": dict(checkpoint.args),
+        "arguments": checkpoint.about,
         "left_out": list(checkpoint.left_out),
         "dropped": [
             k for k in checkpoint.tensors if part.family.table.drops(k, part.config)
