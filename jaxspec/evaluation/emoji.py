@@ -93,7 +93,7 @@ def emoji_scores(
     check_count("R@k", results, len(places), LEAST_MATCHED, force)
     check_count("emoji FD", results, len(firsts), LEAST_SET, force)
     size = results.run.settings["size"]
-    if size < measures.SIDE:
+    if np.min(size) < measures.SIDE:
         raise ValueError(
             f"these scores are of pictures of {measures.SIDE} px or more, and "
             f"{results.folder} has {size} px"

@@ -465,6 +465,6 @@ def _template(title: str) -> str:
     return (
         read("page.html")
         .replace("{{style}}", read("style.css"))
-        .replace("{{script}}", read("script.js"))
+        .replace("{{script}}", read("plot.js") + read("script.js"))
         .replace("{{title}}", escaped)
     )
