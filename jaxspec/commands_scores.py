@@ -146,6 +146,8 @@ def score(
         from jaxspec.evaluation.scores import scores_table, write_scores
         from jaxspec.evaluation.tables import lines
 
+        if imported is not None and len(runs) > 1:
+            raise ValueError("--import is of one run: give its folder alone")
         options = Options(
             reference=reference,
             weights=weights,

@@ -132,6 +132,9 @@ def test_geneval_is_the_mean_over_tasks(four, tmp_path):
     path.write_text(json.dumps(rows[0] | {"filename": "x/00009/samples/0000.png"}))
     with pytest.raises(ValueError, match="no such picture: is it of another run"):
         geneval(read_results(four), path)
+    path.write_text(json.dumps(rows[0] | {"prompt": "another"}))
+    with pytest.raises(ValueError, match="is of 'another', and prompt 00002 of .* is"):
+        geneval(read_results(four), path)
     path.write_text('{"filename": "x"}')
     with pytest.raises(ValueError, match="line 1 of .* is none of GenEval's"):
         geneval(read_results(four), path)
@@ -168,6 +171,8 @@ def test_options_that_are_missing_are_named(run):
     assert "fid wants --weights: the network's file" in said("--metric", "fid")
     assert "clip wants --weights" in said("--metric", "clip")
     assert "geneval wants --import" in said("--metric", "geneval")
+    alone = ["--metric", "dpg", "--import", "f", str(run)]
+    assert "--import is of one run" in said(*alone)
     some = ["--metric", "fid", "--weights", "w", "--reference", "r"]
     assert "--protocol is lantern or sjd, not 'x'" in said(*some, "--protocol", "x")
     assert "no file of weights at w" in said(*some)

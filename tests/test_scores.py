@@ -70,6 +70,9 @@ def test_emoji_scores_pair_by_id_whatever_is_missing(emoji_run, captions):
     assert set(found["emoji R@1"].values) == {
         f"{p.id}/0" for p in captions[::10][:COUNT]
     } - set(missing)
+    # The missing pictures' labels are candidates all the same.
+    labels = {str(load_measures().label[10 * i]) for i in range(COUNT)}
+    assert found["emoji R@1"].reference.startswith(f"{len(labels)} labels, chance ")
     # One row further, and nothing fits any more.
     shifted = emoji_scores(
         read_results(emoji_run),

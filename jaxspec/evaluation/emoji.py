@@ -105,9 +105,8 @@ def emoji_scores(
         "resize": "cubic to 128 px, antialiased",
         "protocol": PROTOCOL,
     }
-    rows = np.array([row[prompt] for prompt, _ in places])
     return [
-        *_matched(results, known, places, x, rows, about),
+        *_matched(results, known, places, x, row, about),
         *_sets(results, known, firsts, x, row, about),
     ]
 
@@ -126,24 +125,28 @@ def _rows(results: Results, known: Measures) -> dict[str, int]:
     return {prompt: number[text] for prompt, text in texts.items()}
 
 
-def _matched(results, known, places, x, rows, about) -> list[Score]:
-    labels = known.label[rows]
+def _matched(results, known, places, x, row, about) -> list[Score]:
+    """Among the labels of all prompts, so that a gap changes no picture's score."""
+    own = {prompt: str(known.label[i]) for prompt, i in row.items()}
+    labels = sorted(set(own.values()))
     texts = np.stack([known.texts[label] for label in labels])
-    values = measures.matches(
-        known.match, np.stack([x[place] for place in places]), labels, texts
-    )
-    candidates = len(set(labels))
-    return [
-        of_pictures(
+    drawn = np.stack([x[place] for place in places])
+    similarity = known.match.similarity(drawn, texts)
+    target = np.array([labels.index(own[prompt]) for prompt, _ in places])
+    scores = []
+    for k in (1, 5):
+        values = measures.recall(similarity, target, k)
+        chance = min(1, k / len(labels))
+        score = of_pictures(
             results,
-            f"emoji {name}",
-            dict(zip(places, map(float, values[key]), strict=True)),
+            f"emoji R@{k}",
+            dict(zip(places, map(float, values), strict=True)),
             better="higher",
-            reference=f"{candidates} labels, chance {k / candidates:.3f}",
+            reference=f"{len(labels)} labels, chance {chance:.3f}",
             **about,
         )
-        for name, key, k in (("R@1", "r1", 1), ("R@5", "r5", 5))
-    ]
+        scores.append(score)
+    return scores
 
 
 def _sets(results, known, firsts: list[Place], x, row, about) -> list[Score]:

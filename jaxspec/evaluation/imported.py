@@ -27,6 +27,7 @@ def geneval(results: Results, path: str | Path) -> list[Score]:
     path = Path(path)
     values: dict[Place, float] = {}
     tasks: dict[str, str] = {}  # of a prompt
+    texts = {prompt.id: prompt.text for prompt in results.prompts}
     for number, line in enumerate(path.read_text(encoding="utf8").splitlines(), 1):
         try:
             row = json.loads(line)
@@ -37,7 +38,13 @@ def geneval(results: Results, path: str | Path) -> list[Score]:
             raise ValueError(
                 f"line {number} of {path} is none of GenEval's results.jsonl: {error}"
             ) from None
-        _add(results, values, place, correct, f"line {number} of {path}")
+        where = f"line {number} of {path}"
+        _add(results, values, place, correct, where)
+        if row.get("prompt", texts[prompt]) != texts[prompt]:
+            raise ValueError(
+                f"{where} is of {row['prompt']!r}, and prompt {prompt} of "
+                f"{results.folder} is {texts[prompt]!r}"
+            )
     _some(values, path)
     about: dict[str, Any] = {
         "better": "higher",
