@@ -88,13 +88,15 @@ class SSD:
 
         Raises:
           ValueError: there is no head, it does not fit the target, or the grid has one
-            column.
+            column, or newlines.
         """
         if not isinstance(self.head, Spatial):
             raise ValueError(
                 f"head must be a Spatial that was trained with the target, not "
                 f"{self.head!r}; jaxspec.generate takes the family's own"
             )
+        if target.grammar.newline is not None:
+            raise ValueError("SSD draws grids without newlines only")
         self.head.check(target.model.config)
         w = target.grid[1]
         if w == 1:
