@@ -300,7 +300,11 @@ def _guided_logits(target: Target, tokens: np.ndarray) -> np.ndarray:
     scale, first = target.sampling.guidance, target.sampling.guided_cells
     guided = logits
     if scale is not None:
-        guided = null + float(scale) * (logits - null)
+        each = np.full(logits.shape[1], float(scale))
+        if target.sampling.ramp_cells is not None:
+            risen = np.arange(len(each)) / float(target.sampling.ramp_cells)
+            each = 1 + (each - 1) * np.minimum(risen, 1)
+        guided = null + each[None, :, None] * (logits - null)
         if first is not None:
             guided[:, int(first) :] = logits[:, int(first) :]
     if target.grammar.newline is not None:

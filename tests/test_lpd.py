@@ -1,6 +1,8 @@
 """LPD: its order schedule, its masks, the released model's outputs, and decoding."""
 
+import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 import jaxspec
+from experiments.emoji import train_lpd
 from jaxspec import Sampling
 from jaxspec.checkpoints import convert_model, load_model
 from jaxspec.decoding import Target
@@ -20,7 +23,7 @@ from jaxspec.models import abstract
 from jaxspec.models.lpd import LPDConfig, LPDNet, seen_by_groups
 from jaxspec.pipeline import Pipeline
 from jaxspec.sampling import guide
-from jaxspec.testing import keys_of, random_weights, toy_target
+from jaxspec.testing import keys_of, random_weights, toy_params, toy_target
 from tests import toy
 from tests.parity import published
 
@@ -195,6 +198,51 @@ def test_a_released_model_converts(released, tmp_path):
         convert_model(
             tmp_path / "lpd.safetensors", tmp_path / "none", heads=4, size=256
         )
+
+
+# Training.
+
+
+def test_groups_by_lot():
+    """Sizes as in decoding, cells by lot."""
+    groups = train_lpd.groups_by_lot(np.random.default_rng(0), 16, [5, 16, 1])
+    for row, steps in zip(groups, (5, 16, 1), strict=True):
+        assert np.bincount(row).tolist() == list(group_sizes(16, steps))
+    assert (groups[0] != np.sort(groups[0])).any()
+
+
+def test_training_resumes_exactly_and_learns(tmp_path, monkeypatch):
+    settings = train_lpd.LPDTraining(
+        size=32, depth=1, steps=4, batch=2, rate=1e-2, groups=(3, 16), text_width=8
+    )
+    model = replace(toy.transformer((4, 4), 12), depth=1, prefix_length=16)
+    monkeypatch.setattr(train_lpd.LPDTraining, "model", model)
+    rng = np.random.default_rng(0)
+    tokens = np.repeat(rng.integers(0, 12, (2, 1)), 16, axis=1).astype(np.int32)
+    condition = rng.normal(size=(2, 16, 8)).astype(np.float32)
+
+    class Killed(Exception):
+        pass
+
+    def run(folder, last=99):
+        def batch(settings, corpus, train, step):
+            if step >= last:
+                raise Killed
+            return tokens, tokens, condition
+
+        monkeypatch.setattr(train_lpd.train_ar, "make_batch", batch)
+        monkeypatch.setattr(train_lpd, "make_evaluate", lambda *_: None)
+        some = SimpleNamespace(index=lambda split: None)
+        target = toy_params(model)
+        return train_lpd.train(settings, target, None, some, tmp_path / folder, 2)
+
+    whole = run("whole")
+    with pytest.raises(Killed):
+        run("killed", last=3)
+    jax.tree.map(np.testing.assert_array_equal, run("killed").params, whole.params)
+    lines = (tmp_path / "whole" / "log.jsonl").read_text().splitlines()
+    rows = [json.loads(x) for x in lines]
+    assert rows[-1]["loss"] < rows[0]["loss"]
 
 
 # Decoding with a prefix of features, as a family's.

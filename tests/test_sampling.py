@@ -1,5 +1,7 @@
 """Sampling rules and keys, by hand and against plain loops."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -83,6 +85,20 @@ def test_guided_cells_are_the_first_and_the_others_exactly_conditional():
     np.testing.assert_array_equal(got[0, 1:], pair[0, 1:])
 
 
+def test_guidance_that_rises():
+    """From 1 at the first cell to 5 at the fifth, and no further."""
+    pair = jnp.array([[[1.0, 3.0]] * 4, [[2.0, 2.0]] * 4])
+    sampling = Sampling.create(2, guidance=5.0, ramp_cells=4)
+    got = guide(pair, jnp.array([[0, 1, 4, 9]]), sampling)
+    want = [[2 - s, 2 + s] for s in (1, 2, 5, 5)]
+    np.testing.assert_allclose(got, [want], rtol=1e-6)
+    both = replace(sampling, guided_cells=4)
+    got = guide(pair, jnp.array([[0, 1, 4, 9]]), both)
+    want = [[2 - s, 2 + s] for s in (1, 2, 1, 1)]
+    np.testing.assert_allclose(got, [want], rtol=1e-6)
+    assert Sampling.create(2, guidance=1.0, ramp_cells=4) == Sampling()
+
+
 def test_top_k_keeps_those_tied_with_the_kth():
     got = probabilities([1.0, 3.0, 2.0, 2.0, 0.0], top_k=2)
     np.testing.assert_allclose(got, [0, *softmax([3, 2, 2]), 0], rtol=1e-5)
@@ -142,10 +158,17 @@ def test_top_k_of_more_codes_than_there_are_is_said_and_all():
     "choice",
     [
         {name: value}
-        for name in ("temperature", "guidance", "top_k", "top_p", "guided_cells")
+        for name in (
+            "temperature",
+            "guidance",
+            "top_k",
+            "top_p",
+            "guided_cells",
+            "ramp_cells",
+        )
         for value in (-1, -1e-9, float("nan"), float("inf"), 1e39, "many")
     ]
-    + [{"top_p": 1.1}, {"top_k": 1.5}, {"guided_cells": 0.5}],
+    + [{"top_p": 1.1}, {"top_k": 1.5}, {"guided_cells": 0.5}, {"ramp_cells": -2}],
     ids=str,
 )
 def test_numbers_out_of_range_are_refused(choice):
