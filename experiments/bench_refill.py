@@ -77,13 +77,16 @@ def main(
     size: Annotated[int, typer.Option(help="Pixels a side.")] = 64,
     images: Annotated[int, typer.Option(help="Pictures of each way.")] = 80,
     rounds: Annotated[int, typer.Option(help="Of both ways in turn.")] = 3,
+    only: Annotated[
+        list[str] | None, typer.Option("--method", help="Some of AR, SCD and MuLo.")
+    ] = None,
 ) -> None:
     """Measures AR, SCD and MuLo at batch 16."""
     record = {"size": size, "images": images, "batch": BATCH, "machine": machine()}
-    for name, method in METHODS.items():
-        record[name] = measure(method, size, images, rounds)
+    for name in only or METHODS:
+        record[name] = measure(METHODS[name], size, images, rounds)
         print(name, record[name], flush=True)
-    out.write_text(json.dumps(record, indent=1) + "\n")
+        out.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":
