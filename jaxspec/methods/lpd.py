@@ -198,23 +198,17 @@ class LPD:
         )
         join = lambda *x: jnp.concatenate(x, axis=1)
         scratch_slots = jnp.broadcast_to(n + jnp.arange(f), (b, f))
-        inputs = model.inputs(
+        x, slots, visible, _ = model.inputs(
             join(tokens, query),
             join(fed, cells),
             join(write, valid),
             visible,
             join(fed, scratch_slots),
-        )[:3]
+        )
         if prefix is not None:
-            inputs = tuple(join(*pair) for pair in zip(prefix, inputs, strict=True))
+            x, slots, visible = map(join, prefix, (x, slots, visible))
         run: Any = model.model.apply
-        states, cache = run(model.params, *_extended(inputs, cache), method="extend")
+        states, cache = run(model.params, x, slots, cache, visible, method="extend")
         features = run(model.params, states[:, -f:], method="features")
         order = begin[:, None] + jnp.arange(f)[None]
         return model.log_probs(features, order), cache
-
-
-def _extended(inputs: tuple[jax.Array, ...], cache: Cache) -> tuple[Any, ...]:
-    """Inputs, slots, cache and visible, in the order of `extend`."""
-    x, slots, visible = inputs
-    return x, slots, cache, visible
