@@ -15,6 +15,42 @@ from jaxspec.figures import atomically
 KEPT = 1_000_000  # tables of so many numbers are kept on disk
 
 
+def check_count(count: int, codes: int) -> None:
+    """Raises ValueError if so many codes have no `count` nearest ones."""
+    if not 1 <= count <= codes:
+        raise ValueError(
+            f"neighbours must be 1 to {codes}, the number of codes, not {count}"
+        )
+
+
+def check_table(table: jax.Array, codes: int, *, own: bool) -> None:
+    """Refuses a table that cannot be of so many codes (on the host, not in jit).
+
+    A table of another codebook with as many codes looks the same.
+
+    Args:
+      table: [V, k], codes near to each.
+      codes: V.
+      own: each code is the first of its row; else it is in no place of it.
+
+    Raises:
+      ValueError: numbers are no codes, or the code itself is where it should not be.
+    """
+    found = np.asarray(table)
+    if not np.issubdtype(found.dtype, np.integer):
+        raise ValueError(f"a table of neighbours has whole numbers, not {found.dtype}")
+    if found.min() < 0 or found.max() >= codes:
+        raise ValueError(
+            f"the table of neighbours has codes {found.min()} to {found.max()}, and "
+            f"there are 0 to {codes - 1}: is it of another codebook?"
+        )
+    itself = np.arange(codes)[:, None]
+    if own and not np.array_equal(found[:, :1], itself):
+        raise ValueError("each row of the table must begin with the code itself")
+    if not own and np.any(found == itself):
+        raise ValueError("the table must have the nearest others, not the code itself")
+
+
 @partial(jax.jit, static_argnums=1)
 def nearest_codes(codes: jax.Array, count: int) -> jax.Array:
     """The `count` nearest codes int32 [V, count] of each, itself first.
@@ -25,10 +61,7 @@ def nearest_codes(codes: jax.Array, count: int) -> jax.Array:
     Raises:
       ValueError: there are fewer codes than `count`, or it is less than 1.
     """
-    if not 1 <= count <= len(codes):
-        raise ValueError(
-            f"neighbours must be 1 to {len(codes)}, the number of codes, not {count}"
-        )
+    check_count(count, len(codes))
     square, ids = jnp.sum(codes * codes, axis=-1), jnp.arange(len(codes))
 
     def nearest(code):
@@ -79,4 +112,4 @@ def _kept(path: Path, shape: tuple[int, int]) -> np.ndarray | None:
     )
 
 
-__all__ = ["nearest_codes", "neighbour_table"]
+__all__ = ["check_count", "check_table", "nearest_codes", "neighbour_table"]

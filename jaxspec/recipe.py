@@ -17,6 +17,7 @@ from jaxspec.decoding import (
     advance,
     begin,
     bound,
+    check_fits,
     check_method,
     describe,
 )
@@ -81,13 +82,14 @@ class Recipe:
         """Takes all as `jaxspec.generate` does; computes nothing.
 
         Raises:
-          ValueError: a setting is not usable.
+          ValueError: a setting is not usable, or the method cannot draw that size.
         """
         method = AR() if method is None else method
         check_method(method)
         params = params.reading(**options).sized(size)
         config = params.config
         size = config.check_size(size)
+        check_fits(method, params, size)
         chosen: dict[str, Any] = {
             name: getattr(config.defaults, name) if value is None else value
             for name, value in (

@@ -151,6 +151,14 @@ class Latents:
             configs=tuple((*way, networks[way][0]) for way in ways),
         )
 
+    def fits(self, pipeline: "Pipeline", size: Any = None) -> None:
+        """Raises ValueError if it has no networks, and the family none either."""
+        if self.codes is None and not pipeline.config.upsamplers:
+            raise ValueError(
+                f"{pipeline.config.name} has no learned upsamplers: take Pixels() or "
+                "Nearest()"
+            )
+
     def bind(self, pipeline: "Pipeline") -> "Latents":
         """With the networks of a family, unless it has some.
 
@@ -159,11 +167,8 @@ class Latents:
         """
         if self.codes is not None:
             return self
+        self.fits(pipeline)
         config, params = pipeline.config, pipeline.params
-        if not config.upsamplers:
-            raise ValueError(
-                f"{config.name} has no learned upsamplers: take Pixels() or Nearest()"
-            )
         networks = {
             (before // config.vq.factor, after // config.vq.factor): (
                 network,

@@ -13,13 +13,14 @@ from jaxspec import Sampling
 from jaxspec.checkpoints import convert_model, load_model
 from jaxspec.decoding import Target
 from jaxspec.decoding.drafting import Sequel
-from jaxspec.methods import AR, EAGLE2, LANTERN
+from jaxspec.methods import AR, EAGLE, EAGLE2, LANTERN, MuLo
 from jaxspec.models import abstract
 from jaxspec.models.cache import Cache
 from jaxspec.models.drafter import Eagle, EagleHead, eagle_config
 from jaxspec.models.transformer import Transformer
 from jaxspec.pipeline import Pipeline
 from jaxspec.testing import keys_of, random_weights, toy_target
+from jaxspec.upsampling import Nearest
 from tests import toy
 from tests.parity import published
 
@@ -155,13 +156,58 @@ def test_a_drafter_of_another_target_is_refused():
             EAGLE2(eagle).start(other, keys)
 
 
-def test_a_family_brings_its_drafter(tmp_path):
+def with_drafter(size: int) -> Pipeline:
+    """The toy family with a random drafter of one size."""
     plain = toy.family()
-    small, large = dict(plain.config.decoders).values()
-    config = eagle_config(large, hidden=24)
-    params = plain.params | {"drafters": {"16": random_weights(abstract.eagle(config))}}
-    drafters = ((16, config),)
-    jaxspec.save(Pipeline(params, replace(plain.config, drafters=drafters)), tmp_path)
+    config = eagle_config(dict(plain.config.decoders)[size], hidden=24)
+    weights = {str(size): random_weights(abstract.eagle(config))}
+    drafters = ((size, config),)
+    return Pipeline(
+        plain.params | {"drafters": weights}, replace(plain.config, drafters=drafters)
+    )
+
+
+def test_mulo_drafts_with_a_drafter_of_the_smaller_size():
+    """EAGLE-2 is exact: the draft, and so the picture, is the one that AR makes."""
+    family = with_drafter(8)
+    mulo = MuLo(
+        draft_method=EAGLE2(depth=2, top_k=2, total=4),
+        upsampler=Nearest(),
+        neighbours=2,
+        threshold=0.2,
+    )
+    out, want = (
+        jaxspec.generate(family, "red heart", size=16, method=method)
+        for method in (mulo, replace(mulo, draft_method=AR()))
+    )
+    np.testing.assert_array_equal(out.tokens, want.tokens)
+    np.testing.assert_array_equal(out.stats.origin, want.stats.origin)
+    with pytest.raises(ValueError, match="a drafter for 8 px, and none for 16 px"):
+        jaxspec.generate(family, "red heart", size=16, method=EAGLE2())
+
+
+def test_drafters_and_tables_of_another_model_are_refused_first(monkeypatch):
+    family = with_drafter(16)
+    monkeypatch.setattr(Pipeline, "show", lambda *_: pytest.fail("it ran"))
+    draw = lambda method: jaxspec.generate(family, "red heart", size=16, method=method)
+    others = np.arange(1, 37).reshape(12, 3) % 12
+    for method, said in [
+        (EAGLE2(eagle_of(toy_target((4, 3), 12))), r"its grid is \(4, 3\), and"),
+        (LANTERN(neighbours=3, table=others[:, :2]), r"must be \[12, 3 or more\]"),
+        (LANTERN(neighbours=3, table=others / 1), "has whole numbers, not float64"),
+        (LANTERN(neighbours=3, table=others + 1), "codes 1 to 12, and there are 0 to"),
+        (LANTERN(neighbours=3, table=others * 0), "nearest others, not the code"),
+        (EAGLE(tree=tuple((i,) for i in range(13))), "13 children .* are 12 codes"),
+    ]:
+        with pytest.raises(ValueError, match=said):
+            draw(method)
+
+
+def test_a_family_brings_its_drafter(tmp_path):
+    plain, made = toy.family(), with_drafter(16)
+    ((_, config),) = drafters = made.config.drafters
+    params = made.params
+    jaxspec.save(made, tmp_path)
     assert (tmp_path / "drafters-16.safetensors").is_file()
     family = jaxspec.load(tmp_path)
     assert family.config.drafters == drafters

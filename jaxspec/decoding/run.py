@@ -70,13 +70,29 @@ def check_method(method: Method) -> None:
         )
 
 
+def check_fits(method: Any, pipeline: Any, size: Size) -> None:
+    """Refuses a method, or a part of one, that a family lacks something for.
+
+    It is asked before anything is computed, so that no language model runs in vain. A
+    method that has `bind` has a function `fits(pipeline, size)` that raises what `bind`
+    and `start` would.
+
+    Raises:
+      ValueError: the method cannot draw that size.
+    """
+    fits = getattr(method, "fits", None)
+    if fits is not None:
+        fits(pipeline, size)
+
+
 def bound(
     method: Method, pipeline: Any, condition: Any, sampling: Any, size: Size
 ) -> Method:
     """The method for images of a family, as it decodes a `Target`.
 
     A method that needs more of the family than its target, such as a drafter, has a
-    function `bind(pipeline, condition, sampling, size)` that returns itself with that.
+    function `bind(pipeline, condition, sampling, size)` that returns itself with that;
+    `check_fits` says before whether it can.
     """
     bind = getattr(method, "bind", None)
     return bind(pipeline, condition, sampling, size) if bind else method

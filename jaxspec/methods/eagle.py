@@ -69,6 +69,15 @@ class Treed(ABC):
     def step(self, target: Target, state: tree.TreeState) -> tree.TreeState:
         return tree.step(target, self._growing(target), state, self.rule)
 
+    def fits(self, pipeline: "Pipeline", size: Size) -> None:
+        """Raises ValueError if the family has no drafter, or another one is given."""
+        target = dict(pipeline.config.decoders)[size]
+        if self.draft is None:
+            pipeline.trained("drafters", size)
+        elif isinstance(self.draft, Eagle):
+            self.draft.check(target)
+        self.shape.fitting(target.vocab_size)
+
     def bind(
         self, pipeline: "Pipeline", condition: Any, sampling: Sampling, size: Size
     ) -> Any:

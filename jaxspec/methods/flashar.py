@@ -12,6 +12,7 @@ from jaxspec.models.cache import Cache
 from jaxspec.models.flashar import Flash, FlashHead
 from jaxspec.models.transformer import TransformerConfig, extend_layers
 from jaxspec.sampling import Sampling
+from jaxspec.sizes import Size
 
 if TYPE_CHECKING:
     from jaxspec.pipeline import Pipeline
@@ -36,6 +37,11 @@ class FlashAR:
     """
 
     head: Flash | None = field(default=None, repr=False, metadata={"arrays": True})
+
+    def fits(self, pipeline: "Pipeline", size: Size) -> None:
+        """Raises ValueError if the family has no head for that size."""
+        if self.head is None:
+            pipeline.trained("flashar", size)
 
     def bind(
         self, pipeline: "Pipeline", condition: jax.Array, sampling: Sampling, size: int

@@ -12,7 +12,7 @@ from jaxspec.decoding import Target, method_class
 from jaxspec.decoding.shapes import Dynamic, Static
 from jaxspec.methods.eagle import EAGLE_TREE, Treed, check_counts
 from jaxspec.models.drafter import Eagle
-from jaxspec.neighbours import nearest_codes, neighbour_table
+from jaxspec.neighbours import check_table, nearest_codes, neighbour_table
 from jaxspec.sampling import Sampling
 from jaxspec.sizes import Size
 
@@ -95,20 +95,29 @@ def others(target: Target, table: jax.Array | None, count: int) -> jax.Array:
       ValueError: there is neither, or the table has another shape.
     """
     codes = target.model.config.vocab_size
-    count = min(count, codes - 1)
     if table is not None:
-        if table.ndim != 2 or len(table) != codes or table.shape[1] < count:
-            raise ValueError(
-                f"table must be [{codes}, {count} or more], the nearest others of each "
-                f"code, not {list(table.shape)}"
-            )
-        return table[:, :count]
+        return given(table, codes, count)
     if target.codes is None:
         raise ValueError(
             "LANTERN pools the nearest codes, and the target has no codes: create it "
             "with codes=..., or give a table"
         )
-    return nearest_codes(target.codes, count + 1)[:, 1:]
+    return nearest_codes(target.codes, min(count, codes - 1) + 1)[:, 1:]
+
+
+def given(table: jax.Array, codes: int, count: int) -> jax.Array:
+    """The first `count` columns of a table, or as many as there are other codes.
+
+    Raises:
+      ValueError: it has another shape.
+    """
+    count = min(count, codes - 1)
+    if table.ndim != 2 or len(table) != codes or table.shape[1] < count:
+        raise ValueError(
+            f"table must be [{codes}, {count} or more], the nearest others of each "
+            f"code, not {list(table.shape)}"
+        )
+    return table[:, :count]
 
 
 class Lenient(Treed):
@@ -133,6 +142,14 @@ class Lenient(Treed):
 
     def codes(self, target: Target) -> jax.Array:
         return others(target, self.table, self.columns)
+
+    def fits(self, pipeline: "Pipeline", size: Size) -> None:
+        """Raises ValueError if there is no drafter, or one or a table of another."""
+        super().fits(pipeline, size)
+        if self.table is not None:
+            codes = dict(pipeline.config.decoders)[size].vocab_size
+            table = given(self.table, codes, self.columns)
+            check_table(table, codes, own=False)
 
     def bind(
         self, pipeline: "Pipeline", condition: Any, sampling: Sampling, size: Size

@@ -14,6 +14,7 @@ from jaxspec.decoding.wavefront import WavefrontState
 from jaxspec.models.cache import Cache
 from jaxspec.models.lpd import LPDConfig, LPDNet
 from jaxspec.sampling import ORDER, Sampling, cell_keys
+from jaxspec.sizes import Size
 
 if TYPE_CHECKING:
     from jaxspec.pipeline import Pipeline
@@ -66,6 +67,11 @@ class LPD:
                 raise ValueError(
                     f"{name} must be {least} or more, not {getattr(self, name)}"
                 )
+
+    def fits(self, pipeline: "Pipeline", size: Size) -> None:
+        """Raises ValueError if the family has no model, or one of other groups."""
+        if self.model is None:
+            self._sizes(pipeline.trained("lpd", size)[1])
 
     def bind(
         self, pipeline: "Pipeline", condition: jax.Array, sampling: Sampling, size: int

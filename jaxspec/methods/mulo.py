@@ -14,6 +14,7 @@ from jaxspec.decoding import (
     Method,
     Target,
     blocks,
+    check_fits,
     decode,
     jacobi,
     method_class,
@@ -27,12 +28,18 @@ from jaxspec.methods.upsampled import (
     bound_drafter,
     bound_upsampler,
     check_drafter,
+    check_drafts,
     draft_keys,
     rescaled,
     with_draft,
 )
 from jaxspec.methods.zipar import ZipAR
-from jaxspec.neighbours import nearest_codes, neighbour_table
+from jaxspec.neighbours import (
+    check_count,
+    check_table,
+    nearest_codes,
+    neighbour_table,
+)
 from jaxspec.sampling import ACCEPT, Sampling, cell_keys, uniform
 from jaxspec.sizes import Size
 from jaxspec.upsampling import Name, Upsampler, named
@@ -196,6 +203,17 @@ class MuLo:
             if callable(given) and jax.tree_util.all_leaves([given]):
                 # A plain function, which jit would not take.
                 object.__setattr__(self, name, jax.tree_util.Partial(given))
+
+    def fits(self, pipeline: "Pipeline", size: Size) -> None:
+        """Raises ValueError if the family has no drafter or upsampler for that size."""
+        check_drafts(self.draft, self.draft_method, pipeline, size)
+        for scaler in (self.upsampler, self.downsampler):
+            check_fits(scaler, pipeline, size)
+        codes = dict(pipeline.config.decoders)[size].vocab_size
+        if self._pools and self.table is None:
+            check_count(self.neighbours, codes)
+        elif self._pools:
+            check_table(self._given(codes), codes, own=True)
 
     def bind(
         self, pipeline: "Pipeline", condition: Any, sampling: Sampling, size: Size
@@ -428,12 +446,16 @@ class MuLo:
             )
         if self.table is None:
             return nearest_codes(target.codes, self.neighbours)
-        shape = (target.model.config.vocab_size, self.neighbours)
-        if self.table.shape != shape:
+        return self._given(target.model.config.vocab_size)
+
+    def _given(self, codes: int) -> jax.Array:
+        """The table; raises ValueError if it is not of so many codes."""
+        table: Any = self.table
+        if table.shape != (codes, self.neighbours):
             raise ValueError(
-                f"table must be {list(shape)}, not {list(self.table.shape)}"
+                f"table must be {[codes, self.neighbours]}, not {list(table.shape)}"
             )
-        return self.table
+        return table
 
     def most_at_once(self, grid: tuple[int, int]) -> int:
         """Cells of a grid that are drawn in a pass."""

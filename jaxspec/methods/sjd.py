@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from jaxspec.acceptance import Ratio, Rule, check_rule
-from jaxspec.decoding import Decoded, Target, jacobi, method_class
+from jaxspec.decoding import Decoded, Target, check_fits, jacobi, method_class
 from jaxspec.methods.upsampled import Upsampled, with_draft
 from jaxspec.sampling import Sampling
 from jaxspec.sizes import Size
@@ -64,6 +64,10 @@ class Jacobi(ABC):
     def codes(self, target: Target) -> jax.Array | None:
         """The codes' vectors that the rule is given."""
         return target.codes
+
+    def fits(self, pipeline: "Pipeline", size: Size) -> None:
+        """Raises ValueError if first drafts are upsampled and the family cannot."""
+        check_fits(self.upsampled, pipeline, size)
 
     def bind(
         self, pipeline: "Pipeline", condition: Any, sampling: Sampling, size: Size

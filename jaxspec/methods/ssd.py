@@ -19,6 +19,7 @@ from jaxspec.decoding.first import draw_first
 from jaxspec.models.cache import Cache
 from jaxspec.models.ssd import Spatial, SSDHead
 from jaxspec.sampling import ACCEPT, DRAW, INITIAL, Sampling, cell_keys, draw, uniform
+from jaxspec.sizes import Size
 
 if TYPE_CHECKING:
     from jaxspec.pipeline import Pipeline
@@ -74,6 +75,11 @@ class SSD:
     def __post_init__(self):
         if self.rounds < 0:
             raise ValueError(f"rounds must be 0 or more, not {self.rounds}")
+
+    def fits(self, pipeline: "Pipeline", size: Size) -> None:
+        """Raises ValueError if the family has no head for that size."""
+        if self.head is None:
+            pipeline.trained("ssd", size)
 
     def bind(
         self, pipeline: "Pipeline", condition: jax.Array, sampling: Sampling, size: int

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from jaxspec.decoding import Decoded, Method, Target, bound, decode
+from jaxspec.decoding import Decoded, Method, Target, bound, check_fits, decode
 from jaxspec.methods.zipar import ZipAR
 from jaxspec.sampling import DRAFT, Sampling, cell_keys
 from jaxspec.sizes import Size, sides_of, size_label
@@ -38,6 +38,11 @@ class Upsampled:
     upsampler: Upsampler = field(default=Pixels())
     method: Method = field(default=ZipAR())
 
+    def fits(self, pipeline: "Pipeline", size: Size) -> None:
+        """Raises ValueError if the family has no drafter or upsampler for that size."""
+        check_drafts(self.draft, self.method, pipeline, size)
+        check_fits(self.upsampler, pipeline, size)
+
     def bind(
         self, pipeline: "Pipeline", condition: Any, sampling: Sampling, size: Size
     ) -> "Upsampled":
@@ -68,6 +73,12 @@ def rescaled(
     """
     pictures = source.grammar.without(tokens)
     return to.grammar.written(resized(upsampler, pictures, to.grammar.picture))
+
+
+def check_drafts(draft: Any, method: Method, pipeline: "Pipeline", size: Size) -> None:
+    """Raises ValueError if `bound_drafter` would, or its method does not fit."""
+    if not isinstance(draft, Target):
+        check_fits(method, pipeline, _draft_size(pipeline, draft, size))
 
 
 def bound_drafter(
