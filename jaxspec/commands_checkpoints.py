@@ -40,6 +40,14 @@ Type = Annotated[
         help="Cast to float32, float16 or bfloat16.  [default: as the file has it]",
     ),
 ]
+Drafter = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="FILE_OR_FOLDER",
+        help="LANTERN's drafter of the model, for EAGLE and LANTERN; of several, in "
+        "their order.",
+    ),
+]
 VQ = Annotated[str, typer.Option(metavar="FILE", help="The VQ tokenizer.")]
 Format = Annotated[
     str, typer.Option(metavar="FORMAT", help="Of the weights: safetensors or orbax.")
@@ -165,7 +173,8 @@ Examples:
   jaxspec convert llamagen --gpt c2i_B_256.pt --vq vq_ds16_c2i.pt --out c2i-b
   jaxspec generate 207 "golden retriever" --family c2i-b
   jaxspec convert llamagen --gpt t2i_XL_stage1_256.pt --t5 flan-t5-xl/ \\
-    --vq vq_ds16_t2i.pt --out t2i"""
+    --vq vq_ds16_t2i.pt --drafter llamagen_drafter/ --out t2i
+  jaxspec generate "a red bicycle" --family t2i --method eagle2"""
 )
 def llamagen(
     gpt: Annotated[
@@ -182,6 +191,7 @@ def llamagen(
             "features.",
         ),
     ] = None,
+    drafter: Drafter = None,
     weights: Weights = None,
     size: Size = None,
     heads: Heads = None,
@@ -198,6 +208,7 @@ def llamagen(
                 gpt=gpt,
                 vq=vq,
                 t5=t5,
+                drafter=drafter or (),
                 size=size,
                 heads=heads,
                 weights=weights,
@@ -260,11 +271,13 @@ def anole(
     vq: VQGAN,
     tokenizer: Vocabulary,
     out: Out,
+    drafter: Drafter = None,
     dtype: Type = None,
     format: Format = "safetensors",
 ) -> None:
     """Convert the models of Anole into one folder that draws."""
-    _chameleon("Anole", model, vq, tokenizer, out, dtype=dtype, format=format)
+    settings = dict(drafter=drafter or (), dtype=dtype, format=format)
+    _chameleon("Anole", model, vq, tokenizer, out, **settings)
 
 
 @convert.command(

@@ -11,7 +11,7 @@ import numpy as np
 from jaxspec.decoding import ImageGrammar, Target
 from jaxspec.models import abstract
 from jaxspec.models.chameleon import ChameleonGrid, ChameleonGridConfig
-from jaxspec.models.drafter import Eagle
+from jaxspec.models.drafter import Eagle, EagleConfig
 from jaxspec.models.flashar import Flash, FlashConfig
 from jaxspec.models.lpd import LPDConfig, LPDNet
 from jaxspec.models.ssd import Spatial, SSDConfig
@@ -81,7 +81,7 @@ class PipelineConfig:
     about: str = ""
     pixels: Bytes = "rounded"
     upsamplers: tuple[tuple[int, int, UpsamplerConfig], ...] = ()
-    drafters: tuple[tuple[int, TransformerConfig], ...] = ()
+    drafters: tuple[tuple[int, EagleConfig], ...] = ()
     flashar: tuple[tuple[int, FlashConfig], ...] = ()
     lpd: tuple[tuple[int, LPDConfig], ...] = ()
     ssd: tuple[tuple[int, SSDConfig], ...] = ()

@@ -38,7 +38,10 @@ Rule = tuple[str, P]
 RULES: tuple[Rule, ...] = (
     (r"^(vq|upsamplers|text)/", P()),  # small
     # One layer each, not stacked.
-    (r"^(drafters|ssd)/.*/(qkv|attention_out|gate_up|down)$", P(MODEL, None)),
+    (
+        r"^(drafters|ssd)/.*/(qkv|query|key_value|attention_out|gate_up|down)$",
+        P(MODEL, None),
+    ),
     (r"/(qkv|key_value|gate_up|attention_out|down|fc2)$", P(None, MODEL, None)),
     (r"^lpd/[^/]*/params/query$", P()),  # one vector
     (r"/(query|fc1)$", P(None, None, MODEL)),

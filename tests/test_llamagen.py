@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import jaxspec
 from jaxspec.checkpoints import T5, convert, t5_config
+from jaxspec.methods import AR, EAGLE2
 from jaxspec.models.t5 import T5Encoder
 from jaxspec.models.vq import VQ
 from jaxspec.reading.captions import clean_caption
@@ -27,6 +28,9 @@ C2I, T2I = (
     published("llamagen_t2i_tiny").expected,
 )
 GREEDY = dict(temperature=0, guidance=7.5)
+
+
+DRAFTER = "lantern_drafter_llamagen_t2i_tiny"
 
 
 @pytest.fixture(scope="module")
@@ -277,16 +281,37 @@ def test_what_cannot_be_drawn_is_refused(features, given, said):
     assert compiled == []
 
 
+def test_a_drafter_is_converted_with_its_target(folder, vq, tmp_path):
+    """EAGLE-2 is exact: with the drafter that the command took, AR's tokens."""
+    eagle = source(tmp_path / "eagle", DRAFTER)
+    family = converted(tmp_path / "ours", "llamagen_t2i_tiny", vq, drafter=eagle)
+    assert (tmp_path / "ours" / "drafters-64.safetensors").is_file()
+    captions = [np.ones((3, 24), np.float32)]
+    method = EAGLE2(depth=2, top_k=2, total=4)
+    out, want = (
+        jaxspec.generate(family, features=captions, method=x) for x in (method, AR())
+    )
+    np.testing.assert_array_equal(out.tokens, want.tokens)
+    assert (out.stats.draft_passes > 0).all()
+
+
 def test_models_that_do_not_belong_together(folder, vq, tmp_path):
     c2i = source(tmp_path / "c2i", "llamagen_c2i_tiny")
     t2i = source(tmp_path / "t2i", "llamagen_t2i_tiny")
     t5 = source(tmp_path / "t5", "t5_tiny")
+    eagle = source(tmp_path / "eagle", DRAFTER)
+    few = {"embed_tokens.weight": np.zeros((64, 64), np.float32)}
+    narrow = source(tmp_path / "narrow", DRAFTER, **few)
     codes = source(tmp_path / "vq256", "llamagen_vq16_tiny")
     for gpts, more, said in [
         ([c2i], ["--vq", codes], "draws from 96 codes, and vq256 has 256"),
         ([c2i], ["--vq", vq, "--t5", t5], "c2i takes no captions"),
         ([t2i], ["--vq", vq, "--t5", t5], "takes captions 24 wide, and t5 gives 40"),
         ([c2i, t2i], ["--vq", vq], "size is for one file"),
+        ([c2i], ["--vq", vq, "--drafter", eagle], "eagle is no drafter of c2i: the"),
+        ([t2i], ["--vq", vq, "--drafter", narrow], "its vocab_size is 64, and this"),
+        ([t2i], ["--vq", vq, "--drafter", t2i], "t2i holds LlamaGen t2i, not LANTERN"),
+        ([t2i], ["--vq", vq, *["--drafter", eagle] * 2], "2 drafters for 1 models"),
         ([vq], ["--vq", vq], "size and heads are a decoder's"),
     ]:
         words = [word for x in gpts for word in ("--gpt", x)]

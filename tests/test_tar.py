@@ -10,8 +10,9 @@ from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import jaxspec
-from jaxspec.methods import MuLo
+from jaxspec.methods import EAGLE2, LANTERN, LPD, SCD, FlashAR, MuLo
 from jaxspec.reading import Asked
+from jaxspec.reading.tar import TarReader
 from jaxspec.upsampling import Nearest
 from tests.converting import left_behind, manifest, run, source
 from tests.fixtures import synthetic
@@ -141,7 +142,8 @@ def language_model(folder, special=SPECIAL, settings=None, vocabulary=400):
     seed = manifest("qwen2_tiny")["seed"]
     names = ("model.embed_tokens.weight", "lm_head.weight")
     wide = {name: synthetic.tensor(name, (vocabulary, 48), seed) for name in names}
-    source(folder, "qwen2_tiny", {"vocab_size": vocabulary}, **wide)
+    args = {"vocab_size": vocabulary, "max_position_embeddings": 256}
+    source(folder, "qwen2_tiny", args, **wide)
     (folder / "tokenizer.json").write_text(tokenizer(special))
     settings = {"eos_token_id": [258, 256], **(settings or {})}
     (folder / "generation_config.json").write_text(json.dumps(settings))
@@ -228,6 +230,30 @@ def test_mulo_runs_from_a_prompt(drawn, speaking):
     assert (out.stats.draft_passes > 0).all()
 
 
+def test_what_does_not_fit_is_refused_before_the_language_model(speaking, monkeypatch):
+    monkeypatch.setattr(TarReader, "show", lambda *_: pytest.fail("it ran"))
+    others = np.arange(1, 256 * 4 + 1).reshape(256, 4) % 256
+    for method, said in [
+        (MuLo(), "Tar has no model to draft for 64 px"),
+        (SCD(initial="upsampled"), "Tar has no model to draft for 64 px"),
+        (EAGLE2(), "Tar has a drafter for no size, and none for 64 px"),
+        (LANTERN(), "Tar has a drafter for no size, and none for 64 px"),
+        (FlashAR(), "Tar has a FlashAR head for no size, and none for 64 px"),
+        (LPD(), "Tar has a model for LPD for no size, and none for 64 px"),
+    ]:
+        with pytest.raises(ValueError, match=f"^{said}"):
+            draw(speaking, "a cat", method=method)
+    for method, said in [
+        (MuLo(draft_method=EAGLE2()), "a drafter for no size, and none for 64 px"),
+        (MuLo(upsampler="latents"), "no learned upsamplers"),
+        (MuLo(neighbours=257), "neighbours must be 1 to 256"),
+        (MuLo(neighbours=4, table=others), "must begin with the code itself"),
+        (MuLo(neighbours=4, table=others + 256), "is it of another codebook"),
+    ]:
+        with pytest.raises(ValueError, match=said):
+            draw(speaking, "a cat", size=128, method=method)
+
+
 def test_short_texts_are_filled_and_named(speaking):
     """Of 400 tokens, 128 are of images: without a grammar, few come out."""
     asked = speaking.ask("a cat").take(np.array([0, 0]))
@@ -271,6 +297,16 @@ def test_empty_prompts_are_refused(speaking):
         speaking.ask(["a cat", " "])
     with pytest.raises(ValueError, match="top_p must be between 0 and 1"):
         speaking.reading(language_top_p=2.0)
+
+
+def test_prompts_beyond_the_context_are_warned_of_with_counts(speaking):
+    """Made for 256 tokens: 36 are written, and 220 are left."""
+    reader = speaking.config.text
+    fits = "x" * (220 - len(reader.words("")))
+    speaking.ask(["a cat", fits])
+    with pytest.warns(UserWarning, match="is 221 tokens .*, and 36 are .* 256 in all"):
+        speaking.ask(["a cat", fits + "x"])
+    speaking.reading(scale=2).ask(fits + "x" * 32)  # 4 are written
 
 
 def test_models_that_do_not_belong_together(sources, tmp_path):

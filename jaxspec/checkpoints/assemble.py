@@ -17,11 +17,12 @@ from jaxspec.checkpoints.pairing import (
     Decoder,
     VQFile,
     check_chameleon,
+    check_drafter,
     check_llamagen,
     check_tar,
     check_together,
 )
-from jaxspec.checkpoints.published import DECODERS
+from jaxspec.checkpoints.published import ANOLE_DRAFTER, LLAMAGEN_DRAFTER
 from jaxspec.checkpoints.readers import naming, read_json
 from jaxspec.checkpoints.single import Part, Progress, open_model, write_folder
 from jaxspec.pipeline import Defaults, PipelineConfig
@@ -100,6 +101,7 @@ def convert_llamagen(
     gpt: Sequence[Source],
     vq: Source,
     t5: Source | None = None,
+    drafter: Sequence[Source] = (),
     size: int | None = None,
     heads: int | None = None,
     weights: str | None = None,
@@ -116,6 +118,8 @@ def convert_llamagen(
       vq: file of their VQ tokenizer.
       t5: folder of the text encoder, with its tokenizer, for captions; without it,
         drawing starts from its features.
+      drafter: LANTERN's drafters of these transformers, for EAGLE and LANTERN, in the
+        order of `gpt`; where there are fewer, the last transformers have none.
       size, heads: as for `open_model`, where there is one file.
       weights: which set, where a transformer's file has several.
       dtype, format, progress: as for `convert_model`.
@@ -142,7 +146,8 @@ def convert_llamagen(
             VQFile(_name(pictures), pictures.config),
             None if encoder is None else (_name(encoder), encoder.config),
         )
-    first, parts = decoders[0].config, [*decoders, pictures]
+    eagles = _drafters(drafter, decoders, LLAMAGEN_DRAFTER, heads=heads, dtype=dtype)
+    first, parts = decoders[0].config, [*decoders, pictures, *eagles]
     if first.prefix == "class":
         reader: Reader = ClassReader(first.prefix_width)
         defaults = {"guidance": 4.0, "top_k": min(2000, first.vocab_size)}
@@ -155,7 +160,9 @@ def convert_llamagen(
             first.prefix_length, first.prefix_width, encoder.config, _tokenizer(encoder)
         )
     name = decoders[0].family.name
-    config = _config(name, decoders, pictures, reader, defaults)
+    config = _config(
+        name, decoders, pictures, reader, defaults, drafters=_sized(eagles)
+    )
     write = lambda partial: write_config(config, partial)
     return write_folder(Path(folder), parts, write, progress, format)
 
@@ -167,6 +174,7 @@ def convert_chameleon(
     model: Sequence[Source],
     vq: Source,
     tokenizer: Source,
+    drafter: Sequence[Source] = (),
     size: int | None = None,
     draws: str | None = None,
     dtype=None,
@@ -182,6 +190,7 @@ def convert_chameleon(
       model: folders or files of the language model, one for each size.
       vq: Meta's vqgan.ckpt, the tokenizer that all of them share.
       tokenizer: Meta's text_tokenizer.json, the vocabulary that all of them share.
+      drafter: LANTERN's drafters of these models, as for `convert_llamagen`.
       size: pixels a side, where there is one model whose name does not tell.
       draws: why it can draw, where its files do not say so; it is recorded.
       dtype, format, progress: as for `convert_model`.
@@ -221,14 +230,24 @@ def convert_chameleon(
     check_chameleon(
         [_decoder(part) for part in decoders], VQFile(_name(pictures), pictures.config)
     )
+    eagles = _drafters(drafter, decoders, ANOLE_DRAFTER, dtype=dtype)
     sizes = tuple(sorted(map(_size, decoders)))
     spec = _vocabulary(Path(tokenizer))
     reader = LuminaReader(spec, sizes) if lumina else AnoleReader(spec, sizes)
     with naming(Path(tokenizer)):
         reader.check_vocabulary()
-    config = _config(family, decoders, pictures, reader, DEFAULTS, pixels="truncated")
+    config = _config(
+        family,
+        decoders,
+        pictures,
+        reader,
+        DEFAULTS,
+        pixels="truncated",
+        drafters=_sized(eagles),
+    )
     write = lambda partial: write_config(config, partial)
-    return write_folder(Path(folder), [*decoders, pictures], write, progress, format)
+    parts = [*decoders, pictures, *eagles]
+    return write_folder(Path(folder), parts, write, progress, format)
 
 
 def _open(path: Source, *families: str, **how) -> Part:
@@ -240,12 +259,34 @@ def _open(path: Source, *families: str, **how) -> Part:
     return part
 
 
+def _drafters(
+    paths: Sequence[Source], decoders: Sequence[Part], family: str, **how
+) -> list[Part]:
+    """The drafter at each path, made for the decoder in its place."""
+    if len(paths) > len(decoders):
+        raise ValueError(
+            f"there are {len(paths)} drafters for {len(decoders)} models: one for each"
+        )
+    parts = []
+    for path, decoder in zip(paths, decoders, strict=False):
+        part = _open(path, family, size=_size(decoder), **how)
+        check_drafter(_decoder(decoder), _name(part), part.config)
+        parts.append(part)
+    return parts
+
+
 def _name(part: Part) -> str:
     return part.checkpoint.path.name
 
 
 def _size(part: Part) -> int:
-    return int(part.place.removeprefix(f"{DECODERS}/"))
+    """Pixels a side, of a part that is one for each size."""
+    return int(part.place.rpartition("/")[2])
+
+
+def _sized(parts: Sequence[Part]) -> tuple[tuple[int, Any], ...]:
+    """Sizes and configurations, the smallest first."""
+    return tuple(sorted((_size(part), part.config) for part in parts))
 
 
 def _decoder(part: Part) -> Decoder:
@@ -260,10 +301,10 @@ def _config(
     defaults: dict[str, Any],
     **more,
 ) -> PipelineConfig:
-    sizes = sorted((_size(part), part.config) for part in decoders)
+    sizes = _sized(decoders)
     return PipelineConfig(
         name=name,
-        decoders=tuple(sizes),
+        decoders=sizes,
         vq=vq.config,
         text=reader,
         defaults=Defaults(sizes[-1][0], temperature=1.0, top_p=1.0, **defaults),
@@ -312,6 +353,7 @@ def _writer(part: Part) -> Writer:
         part.config,
         ends=tuple(end for end in ends if end is not None),
         repetition_penalty=None if penalty in (None, 1) else float(penalty),
+        context=part.checkpoint.args.get("max_position_embeddings"),
     )
 
 

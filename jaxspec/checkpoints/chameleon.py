@@ -72,6 +72,38 @@ def chameleon_raw_config(state_dict: Mapping[str, Tensor]) -> ChameleonConfig:
     )
 
 
+def anole_drafter_config(
+    args: Mapping[str, Any], state_dict: Mapping[str, Tensor], size: int | None
+) -> ChameleonGridConfig:
+    """Configuration of LANTERN's drafter for Anole, by its shapes.
+
+    Args:
+      args: its `config.json`, if there is one.
+      state_dict: the weights.
+      size: pixels a side of the target's pictures, by default Anole's 512.
+
+    Raises:
+      ValueError: a tensor that tells something is missing, heads cannot be grouped, or
+        the size has no whole number of cells.
+    """
+    layer = "layers.0.self_attn"
+    vocab, width = shape_of(state_dict, "embed_tokens.weight")
+    norms, head_width = shape_of(state_dict, f"{layer}.q_norm.weight")
+    key_norms, _ = shape_of(state_dict, f"{layer}.k_norm.weight")
+    language = ChameleonConfig(
+        vocab_size=vocab,
+        width=width,
+        depth=1,
+        heads=shape_of(state_dict, f"{layer}.q_proj.weight")[0] // head_width,
+        key_heads=shape_of(state_dict, f"{layer}.k_proj.weight")[0] // head_width,
+        head_width=head_width,
+        hidden=shape_of(state_dict, "layers.0.mlp.gate_proj.weight")[0],
+        norm_epsilon=args.get("rms_norm_eps", 1e-5),
+        head_norms=(norms, key_norms),
+    )
+    return square(language, ANOLE_SIZE if size is None else size, newline=None)
+
+
 def grid_config(
     language: ChameleonConfig, checkpoint: Checkpoint, size: int | None
 ) -> ChameleonGridConfig:

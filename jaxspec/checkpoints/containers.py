@@ -87,7 +87,10 @@ def _choose(content: Mapping[str, Any], weights: str | None) -> str | None:
     sets = [k for k in inner if k in names]
     if len(sets) > 1 and weights not in sets:
         names = " and ".join(sets)
-        raise ValueError(f"holds several sets of weights, {names}: choose by `weights`")
+        none = "" if weights is None else f", and none called {weights!r}"
+        raise ValueError(
+            f"holds several sets of weights, {names}{none}: choose by `weights`"
+        )
     return weights if weights in sets else next(iter(sets), None)
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from jaxspec.decoding import ImageGrammar
 from jaxspec.models.chameleon import ChameleonGridConfig
+from jaxspec.models.drafter import Eagle
 from jaxspec.models.qwen2 import Qwen2Config
 from jaxspec.models.t5 import T5Config
 from jaxspec.models.ta_tok import TaTokConfig
@@ -93,6 +94,14 @@ def check_chameleon(decoders: Sequence[Decoder], vq: VQFile) -> None:
     for decoder in decoders:
         problems += decoder_and_vq(decoder, vq)
     _refuse(problems)
+
+
+def check_drafter(decoder: Decoder, file: str, drafter: Any) -> None:
+    """Raises ValueError if an EAGLE drafter was made for another decoder."""
+    try:
+        Eagle({}, drafter).check(decoder.config)
+    except ValueError as error:
+        _refuse([f"{file} is no drafter of {decoder.file}: {error}"])
 
 
 def check_together(decoders: Sequence[Decoder]) -> None:

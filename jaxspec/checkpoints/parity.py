@@ -26,7 +26,7 @@ from jaxspec.checkpoints.readers import naming, read_json
 from jaxspec.checkpoints.single import load_model
 from jaxspec.checkpoints.writer import CONFIG
 from jaxspec.models.chameleon import ChameleonGridConfig
-from jaxspec.models.drafter import EagleHead
+from jaxspec.models.drafter import EagleConfig, head_of
 from jaxspec.models.llama import Llama, LlamaConfig
 from jaxspec.models.t5 import T5Config, T5Encoder
 from jaxspec.models.ta_tok import TaTok, TaTokConfig
@@ -121,12 +121,13 @@ def _decoder(c: TransformerConfig | ChameleonGridConfig) -> list[Stage]:
     return [Stage("logits", "logits", inputs, Transformer(c).apply, masks)]
 
 
-def _drafter(c: TransformerConfig) -> list[Stage]:
+def _drafter(c: EagleConfig) -> list[Stage]:
+    words = c.language.vocab_size if isinstance(c, ChameleonGridConfig) else 0
     inputs = {
         "features": Input((None, None, c.width)),
-        "tokens": Input((None, None), c.vocab_size),
+        "tokens": Input((None, None), words or c.vocab_size),
     }
-    return [Stage("predicted", "values", inputs, EagleHead(c).apply)]
+    return [Stage("predicted", "values", inputs, head_of(c).apply)]
 
 
 def _vq(c: VQConfig) -> list[Stage]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxspec.checkpoints.chameleon import (
+    anole_drafter_config,
     chameleon_config,
     chameleon_raw_config,
     grid_config,
@@ -35,6 +36,7 @@ from jaxspec.checkpoints.tables import (
     CHAMELEON,
     CHAMELEON_RAW,
     CHAMELEON_VQ,
+    LANTERN_ANOLE_DRAFTER,
     LANTERN_DRAFTER,
     LLAMAGEN,
     LLAMAGEN_VQ,
@@ -53,6 +55,8 @@ from jaxspec.models.vq import VQConfig
 
 # Those parts of a folder of ours that are one for each size of pictures.
 DECODERS, DRAFTERS, LPDS = "decoders", "drafters", "lpd"
+ANOLE_DRAFTER = "LANTERN drafter for Anole"
+LLAMAGEN_DRAFTER = "LANTERN drafter for LlamaGen t2i"
 CELL = 16  # pixels a side, of every published decoder's tokenizer
 # Names of published files, as far as they promise something.
 _FILES = re.compile(
@@ -229,6 +233,13 @@ def _drafter(checkpoint, size, heads) -> TransformerConfig:
     return lantern_drafter_config(args, tensors, (side, side), heads)
 
 
+def _anole_drafter(checkpoint, size, heads) -> ChameleonGridConfig:
+    config = anole_drafter_config(checkpoint.args, checkpoint.tensors, size)
+    if heads not in (None, config.language.heads):
+        raise ValueError(f"its shapes tell {config.language.heads} heads, not {heads}")
+    return config
+
+
 def _chameleon(checkpoint, size, heads) -> ChameleonGridConfig:
     language = chameleon_config(checkpoint.args, checkpoint.tensors)
     if heads not in (None, language.heads):
@@ -314,8 +325,20 @@ FAMILIES = (
         sizes={(1280, 30): "LP"},
         file="ar_dtok",
     ),
+    # Before the other: it has all of the other's tensors, and more.
     Family(
-        name="LANTERN drafter for LlamaGen t2i",
+        name=ANOLE_DRAFTER,
+        keys=("fc.weight", "embed_tokens.weight", f"{_DRAFTER}q_norm.weight"),
+        table=LANTERN_ANOLE_DRAFTER,
+        kind=ChameleonGridConfig,
+        config=_anole_drafter,
+        part=DRAFTERS,
+        layers=r"layers\.(\d+)\.",
+        width=("embed_tokens.weight", 1),
+        sizes={(4096, 1): "of Anole-7B"},
+    ),
+    Family(
+        name=LLAMAGEN_DRAFTER,
         keys=(
             "fc.weight",
             "fc.bias",

@@ -155,10 +155,13 @@ LPD = Table(entries=lambda config: LPD_ENTRIES, init=abstract.lpd)
 # EAGLE's drafter, as LANTERN has it for LlamaGen; its one layer is layer 0.
 
 _EAGLE = "layers.0."
-EAGLE_ENTRIES = (
+EAGLE_JOIN = (
     Entry("token_embedding", ("embed_tokens.weight",)),
     Entry("join", ("fc.weight",), LINEAR),
     Entry("join_bias", ("fc.bias",)),
+)
+EAGLE_ENTRIES = (
+    *EAGLE_JOIN,
     Entry("qkv", tuple(f"{_EAGLE}self_attn.{x}_proj.weight" for x in "qkv"), LINEAR),
     Entry("attention_out", (f"{_EAGLE}self_attn.o_proj.weight",), LINEAR),
     Entry("ffn_norm", (f"{_EAGLE}post_attention_layernorm.weight",)),
@@ -224,6 +227,20 @@ CHAMELEON = Table(
     not_weights=_ROTARY,
     # Its VQ is converted from the file that has the decoder too.
     unused=lambda config: ("model.vqmodel.*",),
+)
+
+
+# EAGLE's drafter for Anole: a whole layer of Chameleon, layer 0.
+ANOLE_DRAFTER_ENTRIES = (
+    *EAGLE_JOIN,
+    *(
+        Entry(x.path, tuple(k.replace(_LLAMA, _EAGLE) for k in x.keys), x.layout)
+        for x in LLAMA_ENTRIES
+        if x.stacked
+    ),
+)
+LANTERN_ANOLE_DRAFTER = Table(
+    entries=lambda config: ANOLE_DRAFTER_ENTRIES, init=abstract.eagle
 )
 
 

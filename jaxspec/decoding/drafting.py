@@ -20,7 +20,8 @@ from jaxspec.acceptance import at
 from jaxspec.decoding.shapes import Shape
 from jaxspec.decoding.target import Target
 from jaxspec.models.cache import Cache
-from jaxspec.models.drafter import Eagle, EagleHead
+from jaxspec.models.drafter import ChameleonEagleHead, Eagle, EagleHead
+from jaxspec.models.llama import causal
 from jaxspec.sampling import INITIAL, cell_keys, gumbel
 
 # Drafters: what grows a tree.
@@ -96,33 +97,37 @@ class Sequel:
     def width(self) -> int:
         return self.eagle.config.width
 
+    @property
+    def _head(self) -> EagleHead | ChameleonEagleHead:
+        return self.eagle.behind(self.target.model.config.prefix_length)
+
     def _extend(self, cache, features, tokens, slots, visible, places):
         args = features, tokens, slots, cache, visible, places
-        head = EagleHead(self.eagle.config)
-        read: Any = head.apply(self.eagle.params, *args, method="extend")
+        read: Any = self._head.apply(self.eagle.params, *args, method="extend")
         return read
 
+    def _prompt(self) -> tuple[jax.Array, jax.Array]:
+        return self._head.prompt(*self.target.prefix_rows())
+
     def prefill(self, features: jax.Array, scratch: int) -> Cache:
-        # As released, the tokens of the prefix are code 0, and all of it is seen.
-        config = self.eagle.config
-        features = features[:, : config.prefix_length]
-        rows, p = features.shape[:2]
-        cache = Cache.empty(config, rows, features.dtype, scratch)
+        tokens, seen = self._prompt()
+        rows, p = tokens.shape
+        cache = Cache.empty(self._head.config, rows, features.dtype, scratch)
         if p == 0:
             return cache
         slots = jnp.broadcast_to(jnp.arange(p), (rows, p))
-        visible = jnp.broadcast_to(
-            jnp.tri(p, cache.slots, dtype=bool), (rows, p, cache.slots)
-        )
-        args = features, jnp.zeros_like(slots), slots, visible, slots
-        return self._extend(cache, *args)[1]
+        visible = jnp.pad(causal(seen), ((0, 0), (0, 0), (0, cache.slots - p)))
+        return self._extend(cache, features[:, :p], tokens, slots, visible, slots)[1]
 
     def follow(self, cache, features, tokens, cells, write, visible, slots):
-        p = self.eagle.config.prefix_length
+        head, (_, seen) = self._head, self._prompt()
+        p = head.config.prefix_length
         slots = jnp.where(write, p + slots, cache.slots)
-        visible = jnp.pad(visible, ((0, 0), (0, 0), (p, 0)), constant_values=True)
-        rows = map(self.target.rows, (tokens, slots, visible, p + cells))
-        features, cache = self._extend(cache, features, *rows)
+        inputs = head.words(tokens), slots, visible, p + cells
+        tokens, slots, visible, places = map(self.target.rows, inputs)
+        seen = jnp.broadcast_to(seen[:, None], (*tokens.shape, p))
+        visible = jnp.concatenate([seen, visible], axis=-1)
+        features, cache = self._extend(cache, features, tokens, slots, visible, places)
         log_q = ranking(self.target).log_probs(features, cells + 1)
         return log_q, features, cache
 

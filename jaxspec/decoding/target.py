@@ -153,16 +153,21 @@ class Target:
         guided = guide(logits, cells, self.sampling)
         return log_probs(self.grammar.allowed(guided, cells), self.sampling)
 
+    def prefix_rows(self) -> tuple[jax.Array, jax.Array]:
+        """Condition and visible slots [B * rows, P] of the network's rows."""
+        condition = self.condition
+        if self.sampling.guidance is not None:
+            null = self.null[0] if self.null else self._apply("null", condition)
+            condition = _neighbours(condition, null)
+        return condition, self._prefix_rows()
+
     def prefix_inputs(self, scratch: int = 0) -> tuple[jax.Array, ...]:
         """The condition as `Transformer.extend` takes it: inputs, slots, visible.
 
         Of B * rows rows and P slots; with `scratch` slots more than cells to be seen.
         """
         config = self.model.config
-        condition, seen = self.condition, self._prefix_rows()
-        if self.sampling.guidance is not None:
-            null = self.null[0] if self.null else self._apply("null", condition)
-            condition = _neighbours(condition, null)
+        condition, seen = self.prefix_rows()
         x = self._apply("prefix", condition)
         p = config.prefix_length
         slots = jnp.broadcast_to(jnp.arange(p), x.shape[:2])

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.models.chameleon import ChameleonGridConfig
-from jaxspec.models.drafter import EagleHead
+from jaxspec.models.drafter import EagleConfig, head_of
 from jaxspec.models.flashar import FlashConfig, FlashHead
 from jaxspec.models.llama import Llama, LlamaConfig
 from jaxspec.models.lpd import LPDConfig, LPDNet
@@ -43,11 +43,11 @@ def upsampler(config: UpsamplerConfig) -> Any:
     return _init(Resampler(config).init, jax.ShapeDtypeStruct(shape, jnp.float32))
 
 
-def eagle(config: TransformerConfig) -> Any:
-    """Of `EagleHead`."""
+def eagle(config: EagleConfig) -> Any:
+    """Of an EAGLE drafter."""
     features = jax.ShapeDtypeStruct((1, 1, config.width), jnp.float32)
     tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    return _init(EagleHead(config).init, features, tokens)
+    return _init(head_of(config).init, features, tokens)
 
 
 def flash(config: FlashConfig) -> Any:

@@ -67,6 +67,13 @@ class ChameleonGridConfig:
         """What a cell can be: a code, or the newline behind them."""
         return self.codes + (self.newline is not None)
 
+    def words(self, codes: jax.Array) -> jax.Array:
+        """The language model's tokens of codes, which may be newlines."""
+        tokens = self.first + codes
+        if self.newline is None:
+            return tokens
+        return jnp.where(codes == self.codes, self.newline, tokens)
+
     @property
     def cells(self) -> int:
         return self.grid[0] * self.grid[1]
@@ -99,6 +106,18 @@ def _of_cells(config: ChameleonGridConfig, x: jax.Array, axis: int) -> jax.Array
         parts.append((config.newline, config.newline + 1))
     slices = [jax.lax.slice_in_dim(x, *part, axis=axis) for part in parts]
     return jnp.concatenate(slices, axis=axis)
+
+
+def rotary_positions(
+    config: ChameleonGridConfig, places: jax.Array, visible: jax.Array
+) -> jax.Array:
+    """Positions [B, T] of slots: how many of the row's tokens lie before.
+
+    Every input sees the whole of its row's prompt, or all of it up to itself.
+    """
+    p = config.prefix_length
+    prompt = jnp.sum(visible[..., :p], axis=-1, dtype=jnp.int32)
+    return prompt + jnp.maximum(places - p, -1)
 
 
 class ChameleonGrid(nn.Module):
@@ -148,15 +167,6 @@ class ChameleonGrid(nn.Module):
         del cells
         return self.token_embedding[tokens]
 
-    def _positions(self, places: jax.Array, visible: jax.Array) -> jax.Array:
-        """Rotary positions [B, T] of slots: how many of the row's tokens lie before.
-
-        Every input sees the whole of its row's prompt, or all of it up to itself.
-        """
-        p = self.config.prefix_length
-        prompt = jnp.sum(visible[..., :p], axis=-1, dtype=jnp.int32)
-        return prompt + jnp.maximum(places - p, -1)
-
     def extend(
         self,
         x: jax.Array,
@@ -166,7 +176,8 @@ class ChameleonGrid(nn.Module):
         places: jax.Array | None = None,
     ) -> tuple[jax.Array, Cache]:
         """As `Transformer.extend`."""
-        positions = self._positions(slots if places is None else places, visible)
+        places = slots if places is None else places
+        positions = rotary_positions(self.config, places, visible)
         language = self.config.language
         return llama.extend(language, self.layers, x, positions, slots, cache, visible)
 

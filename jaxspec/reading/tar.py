@@ -6,6 +6,8 @@ are the prefix of AR-DTok, whatever size it draws. Settings are those of the pub
 inference code.
 """
 
+import textwrap
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -44,12 +46,15 @@ class Writer:
       ends: tokens that end a text.
       repetition_penalty: of its published generation settings; None is off.
       chat: the turns before the image; `{prompt}` is replaced.
+      context: tokens that it was made for, prompt and image together; None where its
+        `config.json` does not say.
     """
 
     config: Qwen2Config
     ends: tuple[int, ...] = ()
     repetition_penalty: float | None = None
     chat: str = CHAT
+    context: int | None = None
 
 
 @dataclass(frozen=True)
@@ -171,10 +176,24 @@ class TarReader(Reader):
             )
         check_texts(prompts)
         words = [np.array(self.words(prompt), np.int32) for prompt in prompts]
+        self._warn_of_long(prompts, words)
         ragged = np.empty(len(words), object)
         for i, row in enumerate(words):
             ragged[i] = row
         return Asked(list(prompts), ids_of(words), {"words": ragged})
+
+    def _warn_of_long(self, prompts: Sequence[str], words: list[np.ndarray]) -> None:
+        """Nothing is cut: rotary positions go on where the model knows none."""
+        assert self.writer is not None
+        most, count = self.writer.context, self.counts[self.scale]
+        for prompt, row in zip(prompts, words, strict=True):
+            if most is not None and len(row) + count > most:
+                warnings.warn(
+                    f"{textwrap.shorten(prompt, 60)!r} is {len(row)} tokens with its "
+                    f"template, and {count} are written behind it; the language model "
+                    f"was made for {most} in all, and may lose the thread",
+                    stacklevel=2,
+                )
 
     def start(self, name: str, values: Any) -> Asked:
         values = np.asarray(values)
@@ -239,20 +258,13 @@ class TarReader(Reader):
     ) -> jax.Array:
         """Semantic tokens int32 [B, count] of prompts."""
         assert self.writer is not None
-        grammar = Grammar(
-            self.counts[self.scale],
-            self.first,
-            self.ta_tok.codebook_size,
-            ends=self.writer.ends,
-            only_images=self.only_images,
-        )
         written = write(
             Llama(self.writer.config),
             params["llm"],
             asked.values["words"].tolist(),
             keys,
             self._sampling(),
-            grammar,
+            self._grammar(self.first),
             self.writer.repetition_penalty,
             asked.names,
         )
