@@ -6,7 +6,6 @@ are the prefix of AR-DTok, whatever size it draws. Settings are those of the pub
 inference code.
 """
 
-import textwrap
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -189,7 +188,7 @@ class TarReader(Reader):
         for prompt, row in zip(prompts, words, strict=True):
             if most is not None and len(row) + count > most:
                 warnings.warn(
-                    f"{textwrap.shorten(prompt, 60)!r} is {len(row)} tokens with its "
+                    f"{prompt[:60]!r} ... is {len(row)} tokens with its "
                     f"template, and {count} are written behind it; the language model "
                     f"was made for {most} in all, and may lose the thread",
                     stacklevel=2,
