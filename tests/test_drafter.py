@@ -64,6 +64,12 @@ def test_a_released_drafter_converts(released, tmp_path):
     save_file(released.state_dict, tmp_path / "drafter.safetensors")
     with pytest.raises(ValueError, match="the weights do not tell the grid: pass size"):
         convert_model(tmp_path / "drafter.safetensors", tmp_path / "none", heads=4)
+    lost = {k: x for k, x in released.state_dict.items() if k != "fc.bias"}
+    save_file(lost, tmp_path / "lost.safetensors")
+    with pytest.raises(ValueError, match=r"missing fc\.bias \[64\]"):
+        convert_model(
+            tmp_path / "lost.safetensors", tmp_path / "none", size=256, heads=4
+        )
     told = convert_model(
         tmp_path / "drafter.safetensors", tmp_path / "ours", size=256, heads=4
     )

@@ -339,12 +339,7 @@ FAMILIES = (
     ),
     Family(
         name=LLAMAGEN_DRAFTER,
-        keys=(
-            "fc.weight",
-            "fc.bias",
-            "embed_tokens.weight",
-            f"{_DRAFTER}q_proj.weight",
-        ),
+        keys=("fc.weight", "embed_tokens.weight", f"{_DRAFTER}q_proj.weight"),
         table=LANTERN_DRAFTER,
         kind=TransformerConfig,
         config=_drafter,
