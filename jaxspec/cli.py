@@ -278,10 +278,10 @@ def methods(
         if name is None:
             table = [("method", "guarantee", "knobs", "source")]
             for entry in catalogue.entries().values():
-                knobs = ", ".join(map(str, entry.knobs))
+                knobs = ", ".join(map(_brief, entry.knobs))
                 promise = entry.guarantee.partition(" ")[0].strip(",;:")
                 table.append((entry.name, promise, knobs, entry.source))
-            lines = _table(table)
+            lines = [*_table(table), "", "`jaxspec methods NAME` tells all of one."]
         else:
             lines = _help(catalogue.named(name))
         for line in lines:
@@ -401,13 +401,19 @@ def _width() -> int:
 
 def _table(rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
     """Rows of name, guarantee, knobs and source as lines; long cells are wrapped."""
-    left = _width() - 20 - 4
-    widths = 10, 10, left * 5 // 9, left * 4 // 9
+    left = _width() - 20 - 6
+    widths = 11, 9, left * 5 // 9, left * 4 // 9
     for row in rows:
         cells = [textwrap.wrap(c, w) for c, w in zip(row, widths, strict=True)]
         for line in itertools.zip_longest(*cells, fillvalue=""):
             padded = (c.ljust(w) for c, w in zip(line, widths, strict=True))
             yield "  ".join(padded).rstrip()
+
+
+def _brief(knob: Any) -> str:
+    """A knob and its default, where that is short."""
+    text = str(knob)
+    return text if len(text) <= 40 else f"{knob.name}=..."
 
 
 def _help(entry: Any) -> Iterator[str]:

@@ -9,8 +9,9 @@ from typer.testing import CliRunner
 from jaxspec.cli import app
 from jaxspec.evaluation.compare import compare
 from jaxspec.evaluation.compared import compared_table, notes
-from jaxspec.evaluation.counts import counts
-from jaxspec.evaluation.intervals import bootstrap, normal, ratio
+from jaxspec.evaluation.counts import counts, times
+from jaxspec.evaluation.intervals import bootstrap, normal, ratio, times_as_fast
+from jaxspec.evaluation.records import Sample
 from jaxspec.evaluation.results import guarantee, method_label, read_results
 from jaxspec.evaluation.scores import read_scores, write_scores
 from jaxspec.evaluation.tables import lines, told, turned
@@ -44,7 +45,7 @@ def test_pairs_and_ratios_by_hand(three):
     assert pair["fewer_passes"] == (4, 4, 4)
     assert pair["passes_difference"] == (-12, -12, -12)
     # Both exact: time is told, of the four pairs in whose batches nothing compiled.
-    assert pair["speed"] == (4, 4, 4) and pair["timed"] == 4
+    assert pair["speed"] == (4, None, None) and pair["timed"] == 4
     assert pair["equal_tokens"] == 0  # the toy's tokens are its passes
     assert gsd["paired"]["speed"] is None
     assert "says nothing without its quality" in gsd["paired"]["withheld"]
@@ -55,7 +56,7 @@ def test_speed_of_a_biased_method_is_told_beside_its_score_only(three):
     write_scores(ar, [quality({f"p{i}/0": 0.5 for i in range(6)})])
     write_scores(gsd, [quality({f"p{i}/0": 0.5 - 0.1 * i for i in range(5)})])
     pair = compare([ar, gsd])["runs"][1]["paired"]
-    assert pair["speed"] == (4, 4, 4)
+    assert pair["speed"] == (4, None, None)
     difference = pair["scores"]["R@5"]["difference"]
     assert difference.value == pytest.approx(-0.2)  # mean of 0, -0.1 ... -0.4
     assert difference.low < -0.2 < difference.high < 0
@@ -64,6 +65,21 @@ def test_speed_of_a_biased_method_is_told_beside_its_score_only(three):
     pair = compare([ar, gsd])["runs"][1]["paired"]
     assert pair["scores"]["R@5"] == {"not_compared": "measured with another resize"}
     assert pair["speed"] is None
+
+
+def test_times_vary_from_batch_to_batch_and_not_from_picture_to_picture():
+    def batches(*seconds):
+        """Each of two pictures."""
+        shares = [x for x in seconds for _ in range(2)]
+        return times(
+            Sample("a", i, 0, seconds=x, compiled=False) for i, x in enumerate(shares)
+        )
+
+    slow, fast = batches(1.0, 3.0), batches(0.5, 0.25)
+    # The slowest batch twice beside the fastest twice is one draw in 16.
+    assert times_as_fast(slow, fast) == (2 / 0.375, 1 / 0.5, 3 / 0.25)
+    assert times_as_fast(slow, batches(0.5)) == (4, None, None)
+    assert times([Sample("a", 0, 0, seconds=1.0, compiled=True)]) is None
 
 
 def test_times_of_other_machines_are_not_compared(three, tmp_path):
@@ -159,7 +175,7 @@ def test_table_and_notes(three, tmp_path):
         *"passes 16.0 (16.0 to 16.0) 4.00 (4.00 to 4.00) 4.00 (4.00 to 4.00)".split()
     ]
     assert row("R@5, difference").endswith("-0.250 (-0.250 to -0.250)")
-    assert row("times as fast").split()[3:5] == ["4.00x", "(4.00"]
+    assert row("times as fast").split()[3:5] == ["4.00x", "4.00x"]  # of a batch each
     assert any("p5/0" in line for line in notes(record))
     assert any("1 left out since something compiled" in line for line in notes(record))
     out = tmp_path / "compare.json"

@@ -82,6 +82,7 @@ def test_tables_lists_and_plain_text(tmp_path):
     plain = "a cat, a dog\n\n  [red] 心 ☃\u2028tree \r\n{red} heart"
     texts = [p.text for p in read(tmp_path, "d", plain)]
     assert texts == ["a cat, a dog", "[red] 心 ☃\u2028tree", "{red} heart"]
+    assert [p.text for p in read(tmp_path, "e", "a\rb\r")] == ["a", "b"]
 
 
 def test_ids_are_of_the_text_and_stay_when_others_come_and_go(tmp_path):
@@ -147,5 +148,5 @@ def test_what_cannot_be_read_is_refused_by_its_line(tmp_path, name, content, sai
 def test_a_place_without_prompts(tmp_path):
     with pytest.raises(ValueError, match="holds no .txt file"):
         load_prompts(tmp_path)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match="no file or folder of prompts .*none"):
         load_prompts(tmp_path / "none")

@@ -246,7 +246,8 @@ def _one_line(path: Path) -> Generator[None]:
     try:
         yield
     except Exception as error:  # the tokenizers library raises just that
-        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        plain = isinstance(error, ValueError) or type(error) is Exception
+        kind = "" if plain else f"{type(error).__name__}: "
         reason = " ".join(str(error).split())
         raise ValueError(f"{path} cannot be read: {kind}{reason}") from error
 

@@ -145,7 +145,8 @@ def naming(path: Path) -> Generator[None]:
     except (OSError, ModuleNotFoundError):
         raise
     except Exception as error:  # torch and safetensors raise many kinds
-        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        plain = isinstance(error, ValueError) or type(error) is Exception
+        kind = "" if plain else f"{type(error).__name__}: "
         reason = " ".join(str(error).split())
         raise ValueError(f"{path}: {kind}{reason}") from error
 

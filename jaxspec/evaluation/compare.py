@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.evaluation.counts import by_prompt, passes, seconds
-from jaxspec.evaluation.intervals import bootstrap, ratio
+from jaxspec.evaluation.counts import by_prompt, passes, seconds, times
+from jaxspec.evaluation.intervals import Estimate, bootstrap, ratio, times_as_fast
 from jaxspec.evaluation.records import Sample
 from jaxspec.evaluation.results import Place, Results
 from jaxspec.evaluation.runs import Shown, shown
@@ -88,6 +88,7 @@ def paired(base: Shown, other: Shown) -> dict[str, Any]:
     ]
     if withheld is None and not timed:
         withheld = "no pair was timed in batches in which nothing compiled"
+    speed = None if withheld else _speed(ours, theirs, timed)
     took = lambda results, of, over: _by_prompt(results, of, over)
     return {
         "pictures": len(places),
@@ -102,9 +103,7 @@ def paired(base: Shown, other: Shown) -> dict[str, Any]:
         "fewer_passes": ratio(took(ours, passes, places), took(theirs, passes, places)),
         "equal_tokens": _equal_tokens(ours, theirs, places),
         "scores": scores,
-        "speed": None
-        if withheld
-        else ratio(took(ours, seconds, timed), took(theirs, seconds, timed)),
+        "speed": speed,
         "timed": len(timed),
         "withheld": withheld,
     }
@@ -155,6 +154,12 @@ def _by_prompt(
     """The mean of each prompt's pictures, in the order of the places."""
     values = {place: float(of(results.drawn[place]) or 0) for place in places}
     return np.array(list(by_prompt(values).values()))
+
+
+def _speed(ours: Results, theirs: Results, timed: Sequence[Place]) -> Estimate | None:
+    """The base's time over the other's, of pictures that are timed in both."""
+    slow, fast = (times(run.drawn[place] for place in timed) for run in (ours, theirs))
+    return None if slow is None or fast is None else times_as_fast(slow, fast)
 
 
 def _equal_tokens(

@@ -26,8 +26,9 @@ def notes(record: dict[str, Any]) -> list[str]:
     """What is to be known beside the table, a line each."""
     first = (
         f"Compared with {record['base']}, picture by picture; 95 % bootstrap intervals "
-        "over prompts. Passes have the prefill in them. Cells a pass and accepted "
-        "drafts are pooled over pictures; the mean of their ratios stands beside."
+        "over prompts, of times over batches. Passes have the prefill in them. Cells a "
+        "pass and accepted drafts are pooled over pictures; the mean of their ratios "
+        "stands beside."
     )
     told_ = lambda run: [f"{run['name']}: {line}" for line in _notes(run)]
     return [first, *[line for run in record["runs"] for line in told_(run)]]
@@ -92,8 +93,9 @@ def _notes(run: dict[str, Any]) -> Iterator[str]:
     where = [*found["device"], *[f"batch {b}" for b in found["batch"]], *found["dtype"]]
     timed = f"{found['timed']} pictures timed"
     if found["seconds"] and (pair is None or pair["speed"]):
-        timed = f"{told(found['seconds'])} s a picture ({interval(found['seconds'])}), "
-        timed += f"{found['timed']} timed"
+        span = interval(found["seconds"])
+        span = f" ({span})" if span else ", one batch, so without an interval"
+        timed = f"{told(found['seconds'])} s a picture{span}, {found['timed']} timed"
     stages = [f"{name} {told(value)} s" for name, value in found["stages"].items()]
     compiled = f"{found['compiled']} left out since something compiled"
     apart = f"; apart from that: {', '.join(stages)}" * bool(stages)

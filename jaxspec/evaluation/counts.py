@@ -10,16 +10,17 @@
 
 Each is pooled, a ratio of sums, or a mean of the pictures' ratios: `pooled` and `mean`.
 
-Time is that of decoding, a picture's share of its batch. Batches in which something
-compiled do not count; prefill and other stages are apart.
+Time is that of decoding, a picture's share of its batch, with an interval over batches.
+Batches in which something compiled do not count; prefill and other stages are apart.
 """
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
-from jaxspec.evaluation.intervals import Estimate, bootstrap, ratio
+from jaxspec.evaluation.intervals import Estimate, Times, bootstrap, ratio, time_each
 from jaxspec.evaluation.records import Sample
 from jaxspec.evaluation.results import Place, Results, only
 
@@ -52,6 +53,19 @@ def seconds(sample: Sample) -> float | None:
     return None if sample.compiled is not False else sample.seconds
 
 
+def times(samples: Iterable[Sample]) -> Times | None:
+    """Of the batches in which nothing compiled; None of none.
+
+    Pictures of one batch have the very same share of its time, which tells batches
+    apart.
+    """
+    found = Counter(x for sample in samples if (x := seconds(sample)))
+    if not found:
+        return None
+    each, pictures = np.array(list(found)), np.array(list(found.values()), float)
+    return Times(each * pictures, pictures)
+
+
 def counts(results: Results) -> dict[str, Any]:
     """The counts of a run, as JSON takes them; estimates are [value, low, high].
 
@@ -65,6 +79,7 @@ def counts(results: Results) -> dict[str, Any]:
     judged = {p: s for p, s in results.drawn.items() if s.drafted}
     stages = {name for sample in samples for name in sample.stages}
     timed = [s for s in samples if seconds(s) is not None]
+    took = times(samples)
     return {
         "pictures": len(samples),
         "prompts": len({sample.prompt for sample in samples}),
@@ -83,7 +98,7 @@ def counts(results: Results) -> dict[str, Any]:
             lambda s: s.target_passes,
         ),
         "acceptance": _ratios(judged, lambda s: s.accepted, lambda s: s.drafted),
-        "seconds": mean(results, seconds),
+        "seconds": None if took is None else time_each(took),
         "stages": {
             name: float(np.mean([s.stages.get(name, 0.0) for s in timed]))
             for name in sorted(stages)

@@ -52,6 +52,8 @@ def load_prompts(path: str | os.PathLike) -> list[Prompt]:
         path = own
     if path.is_dir():
         return _identified(path, _folder(path))
+    if not path.exists():
+        raise FileNotFoundError(f"there is no file or folder of prompts {path}")
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -59,6 +61,7 @@ def load_prompts(path: str | os.PathLike) -> list[Prompt]:
         raise ValueError(
             f"line {line} of {path} is not UTF-8: save the file as UTF-8"
         ) from None
+    text = text.replace("\r\n", "\n").replace("\r", "\n")  # lines of any system
     prompts = _identified(path, _rows(path, text))
     if not prompts:
         raise ValueError(f"{path} holds no prompt")
@@ -112,7 +115,7 @@ def _rows(path: Path, text: str) -> Rows:
     if re.match(r'\s*(\{\s*["}]|\[\s*[\[{"\]])', text):
         yield from _json(path, text)
         return
-    first = text.lstrip().partition("\n")[0].rstrip("\r")
+    first = text.lstrip().partition("\n")[0]
     delimiter = "\t" if "\t" in first else ","
     columns = [cell.strip().strip('"').lower() for cell in first.split(delimiter)]
     if any(name in columns for name in TEXTS):
@@ -120,7 +123,8 @@ def _rows(path: Path, text: str) -> Rows:
     elif delimiter == "\t" or path.suffix.lower() in (".csv", ".tsv"):
         raise ValueError(
             f"{path} has the columns {', '.join(columns)}: one must be "
-            f"{', '.join(TEXTS[:-1])} or {TEXTS[-1]}"
+            f"{', '.join(TEXTS[:-1])} or {TEXTS[-1]}, separated by commas or tabs "
+            "(prompts without columns, a line each, have no tabs and end in .txt)"
         )
     else:
         for number, line in enumerate(text.split("\n"), 1):

@@ -199,7 +199,7 @@ def read_run(folder: str | os.PathLike) -> Run:
     path = Path(folder) / RUN
     try:
         values = json.loads(path.read_text(encoding="utf8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(
             f"{folder} holds no {RUN}: it is no folder of `jaxspec evaluate run`"
         ) from None
