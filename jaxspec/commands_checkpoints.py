@@ -105,20 +105,41 @@ def model(
     format: Format = "safetensors",
 ) -> None:
     """Convert one model into a folder, strictly: all of it fits, or none is written."""
+    how = {"size": size, "heads": heads, "weights": weights, "dtype": dtype}
+    _one_model(path, out, None, format=format, **how)
+
+
+@convert.command(
+    epilog="""\b
+Examples:
+  jaxspec convert drafter llamagen_drafter/ --out eagle --size 256"""
+)
+def drafter(
+    path: Source,
+    out: Out,
+    weights: Weights = None,
+    size: Size = None,
+    heads: Heads = None,
+    dtype: Type = None,
+    format: Format = "safetensors",
+) -> None:
+    """Convert one of LANTERN's drafters into a folder, and nothing but a drafter.
+
+    `convert llamagen --drafter` and `convert anole --drafter` put it into a family's
+    folder, and check it against its target.
+    """
+    from jaxspec.checkpoints.published import DRAFTERS
+
+    how = {"size": size, "heads": heads, "weights": weights, "dtype": dtype}
+    _one_model(path, out, DRAFTERS, format=format, **how)
+
+
+def _one_model(path: str, out: str, part: str | None, **how) -> None:
     with one_line_errors():
         from jaxspec.checkpoints.single import convert_model
 
         with _byte_bar() as progress:
-            provenance = convert_model(
-                path,
-                out,
-                size=size,
-                heads=heads,
-                weights=weights,
-                dtype=dtype,
-                format=format,
-                progress=progress,
-            )
+            provenance = convert_model(path, out, part=part, progress=progress, **how)
         _tell(out, provenance)
 
 

@@ -1,6 +1,7 @@
 """EAGLE's drafter: the released one's outputs, its cache, and decoding with it."""
 
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from safetensors.numpy import save_file
 import jaxspec
 from jaxspec import Sampling
 from jaxspec.checkpoints import convert_model, load_model
+from jaxspec.checkpoints.published import DRAFTERS
 from jaxspec.decoding import Target
 from jaxspec.decoding.drafting import Sequel
 from jaxspec.methods import AR, EAGLE, EAGLE2, LANTERN, MuLo
@@ -70,8 +72,13 @@ def test_a_released_drafter_converts(released, tmp_path):
         convert_model(
             tmp_path / "lost.safetensors", tmp_path / "none", size=256, heads=4
         )
+    other = published("llamagen_c2i_tiny").state_dict
+    save_file(other, tmp_path / "other.safetensors")
+    settings: dict[str, Any] = {"size": 256, "heads": 4, "part": DRAFTERS}
+    with pytest.raises(ValueError, match="is of LlamaGen c2i, not of LANTERN drafter"):
+        convert_model(tmp_path / "other.safetensors", tmp_path / "none", **settings)
     told = convert_model(
-        tmp_path / "drafter.safetensors", tmp_path / "ours", size=256, heads=4
+        tmp_path / "drafter.safetensors", tmp_path / "ours", **settings
     )
     assert told["parts"]["drafters/256"]["family"] == "LANTERN drafter for LlamaGen t2i"
     config, params = load_model(tmp_path / "ours")

@@ -187,6 +187,7 @@ def convert_model(
     path: str | os.PathLike,
     folder: str | os.PathLike,
     *,
+    part: str | None = None,
     progress: Progress | None = None,
     format: str = "safetensors",
     **how,
@@ -196,6 +197,7 @@ def convert_model(
     Args:
       path: as for `read`.
       folder: must not exist or be empty; it appears when all of it is written.
+      part: what it must be in a family, such as `DRAFTERS`; None is anything.
       progress: called with bytes done and bytes in all.
       format: "safetensors" (a file for each model), or "orbax", which needs twice the
         space while it is written.
@@ -205,11 +207,15 @@ def convert_model(
       What `provenance.json` holds.
 
     Raises:
-      FileNotFoundError, ModuleNotFoundError, ValueError: as `open_model` does; the
-        folder is not empty; weights are not finite; the format is not known.
+      FileNotFoundError, ModuleNotFoundError, ValueError: as `open_model` does; it is
+        another part; the folder is not empty; weights are not finite; the format is not
+        known.
       OSError: it cannot be written.
     """
     model = open_model(path, **how)
+    if part not in (None, model.family.part):
+        kinds = " or ".join(x.name for x in FAMILIES if x.part == part)
+        raise ValueError(f"{path} is of {model.family.name}, not of {kinds}")
 
     def write(partial: Path) -> None:
         values = {
