@@ -47,6 +47,11 @@ def test_groups_are_those_of_the_papers():
     ]
     best = mulo.GROUPS[3].rows[3]
     assert (best.name, best.published["speed-up"]) == ("MuLo-SD 4x", "5.33")
+    assert [(g.name, len(g.rows)) for g in gsd.GROUPS] == [
+        ("Lumina-mGPT, PartiPrompts", 4),
+        ("Lumina-mGPT, MS-COCO", 4),
+        ("Lumina-mGPT, clusters", 5),
+    ]
     coco = gsd.GROUPS[1]
     assert coco.rows[2].published == {
         "seconds": "32.52 †",

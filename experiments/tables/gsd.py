@@ -70,28 +70,6 @@ GROUPS = (
         columns("parti", "seconds", "passes", "CLIP"),
     ),
     Group(
-        "Lumina-mGPT, clusters",
-        768,
-        (
-            row("none", SJD(16), passes="1035", CLIP="32.090"),
-            row(
-                "distance",
-                GSD.paper(50, ranking="distance", **UNFILTERED),
-                passes="913.8",
-                CLIP="32.081",
-            ),
-            row(
-                "by-q",
-                GSD.paper(50, ranking="draft", **UNFILTERED),
-                passes="685.3",
-                CLIP="31.791",
-            ),
-            row("by-p", GSD.paper(50, **UNFILTERED), passes="636.2", CLIP="32.056"),
-            row("all", GSD.paper(50, **RELEASED), passes="636.8", CLIP="32.075"),
-        ),
-        columns("parti", "passes", "CLIP"),
-    ),
-    Group(
         "Lumina-mGPT, MS-COCO",
         768,
         (
