@@ -157,7 +157,10 @@ def one_line_errors() -> Generator[None]:
     except BrokenPipeError:
         raise  # as by `| head`: nothing went wrong, and the framework ends quietly
     except (ValueError, OSError, FloatingPointError, MemoryError) as error:
-        typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+        text = str(error)
+        if isinstance(error, OSError) and error.filename and error.strerror:
+            text = f"{error.filename}: {error.strerror}"  # without its number
+        typer.echo(f"error: {' '.join(text.split())}", err=True)
         raise typer.Exit(2) from None
 
 

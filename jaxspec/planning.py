@@ -150,7 +150,7 @@ def passes(
         decoder = bound(given, pipeline, condition, sampling, size)
         return decode(decoder, pipeline.target(condition, sampling, size), keys)
 
-    return draw, (params, condition, keys, _table(method, config.vq.codebook_size))
+    return draw, (params, condition, keys, _table(method, decoder.vocab_size))
 
 
 def _condition(decoder: Any, batch: int) -> jax.ShapeDtypeStruct:

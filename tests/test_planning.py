@@ -10,11 +10,12 @@ from typer.testing import CliRunner
 from jaxspec.cli import app
 from jaxspec.decoding import decode
 from jaxspec.memory import peak, size_of
-from jaxspec.methods import SCD
+from jaxspec.methods import SCD, MuLo
 from jaxspec.pipeline import abstract_params
-from jaxspec.planning import plan
+from jaxspec.planning import passes, plan
 from jaxspec.presets import PRESETS, preset
 from jaxspec.testing import keys_of, toy_target
+from tests import toy_lumina
 
 KB = 1024
 SQUARE = jax.ShapeDtypeStruct((16, 16), jnp.float32)  # 1 KB
@@ -131,3 +132,11 @@ def test_lumina_7b_by_hand():
     held = 2 * depth * layer + cells + cache
     assert held < found.stages["passes"] < 1.02 * held
     assert found.fits(80) and not found.fits(24)
+
+
+def test_mulo_has_neighbours_of_newlines_too():
+    """Of 8,192 codes and a newline; a grid of 8 x 8 codes, a newline in each row."""
+    config = toy_lumina.family().config
+    draw, inputs = passes(config, abstract_params(config), MuLo(), size=128, batch=1)
+    assert inputs[-1].shape == (8193, 16)
+    assert jax.eval_shape(draw, *inputs).tokens.shape == (1, 8, 9)
