@@ -14,6 +14,12 @@ collect_ignore = [
 ]
 
 
+# A compiled program takes 30 memory maps or so, and Linux gives a process 65,530: then
+# the compiler crashes. Long before that, programs are forgotten; the cache on disk has
+# them.
+MOST_MAPS = 25_000
+
+
 def pytest_configure(config):
     # A folder for each worker: one that read a file while another wrote it would warn,
     # and warnings are errors here.
@@ -38,3 +44,14 @@ def compiled_quickly(request):
     jax.config.update("jax_disable_most_optimizations", not optimised)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
+    if memory_maps() > MOST_MAPS:
+        jax.clear_caches()
+
+
+def memory_maps() -> int:
+    """How many memory maps this process has; 0 where that is not told."""
+    try:
+        with open("/proc/self/maps", "rb") as maps:
+            return sum(1 for _ in maps)
+    except OSError:
+        return 0

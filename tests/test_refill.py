@@ -57,6 +57,6 @@ def test_few_images_one_row_and_whole_groups():
 def test_a_drafter_with_conditions_of_its_own_is_refused():
     family = toy.family()
     draft = family.target(family.condition(["a hat"]), jaxspec.Sampling.create(12), 8)
-    recipe = Recipe.create(family, method=jaxspec.MuLo(draft=draft))
+    recipe = Recipe.create(family, method=jaxspec.MuLo(draft=draft, neighbours=4))
     with pytest.raises(ValueError, match="conditions change with the images"):
         streamed(recipe, 1, rows=1)
