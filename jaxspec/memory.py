@@ -44,7 +44,7 @@ class Operation:
     name: str
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
-    params: dict[str, Any]
+    equation: Any
 
     @property
     def elementwise(self) -> bool:
@@ -142,34 +142,40 @@ def _flatten(
         called = eqn.params.get("jaxpr") if eqn.primitive.name in _CALLS else None
         called = called or eqn.params.get("call_jaxpr")
         if called is not None:
-            inner = getattr(called, "jaxpr", called)
-            made = _flatten(inner, given, operations)
+            made = _flatten(_open(called), given, operations)
         else:
             made = [_value(x) for x in eqn.outvars]
             there = tuple(x for x in given if x is not None)
-            operations.append(
-                Operation(eqn.primitive.name, there, tuple(made), eqn.params)
-            )
+            operations.append(Operation(eqn.primitive.name, there, tuple(made), eqn))
         values |= dict(zip(eqn.outvars, made, strict=True))
     return [read(x) or _value(x) for x in program.outvars]
 
 
 def _inside(op: Operation) -> int:
     """Bytes that an operation needs while it runs, beside inputs and outputs."""
+    params = op.equation.params
     if op.name == "while":
-        body = op.params["body_jaxpr"].jaxpr
-        fixed = op.params["body_nconsts"]
-        owned = [i >= fixed for i in range(len(body.invars))]
-        return _beside(body, owned)
+        body, fixed = _open(params["body_jaxpr"]), params["body_nconsts"]
+        return _beside(body, [i >= fixed for i in range(len(body.invars))])
     if op.name == "scan":
-        body = op.params["jaxpr"].jaxpr
-        fixed, carried = op.params["num_consts"], op.params["num_carry"]
-        owned = [fixed <= i < fixed + carried for i in range(len(body.invars))]
+        body = _open(params["jaxpr"])
+        # What is stacked has an axis more outside; what is carried has not. How else it
+        # is told differs between versions of JAX.
+        whole = lambda outer, inner: outer.aval.ndim == inner.aval.ndim
+        ins = [*map(whole, op.equation.invars, body.invars)]
+        carried = sum(map(whole, op.equation.outvars, body.outvars))
+        first = sum(ins) - carried  # behind the constants
+        owned = [first <= i < first + carried for i in range(len(ins))]
         return _beside(body, owned)
     if op.name == "cond":
-        branches = (x.jaxpr for x in op.params["branches"])
+        branches = [_open(x) for x in params["branches"]]
         return max(_peak(x, [False] * len(x.invars)) for x in branches)
     return 0
+
+
+def _open(program: Any) -> Any:
+    """The jaxpr, closed over constants or not."""
+    return getattr(program, "jaxpr", program)
 
 
 def _beside(body: Any, owned: Sequence[bool]) -> int:
