@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -54,6 +55,10 @@ def command(title: str, note: str, groups: Sequence[Group], emoji: Group) -> Non
         name: Annotated[
             str, typer.Option(help="What columns call these prompts.")
         ] = "emoji",
+        size: Annotated[
+            int | None,
+            typer.Option(help="Pixels a side, to try a group on a small family."),
+        ] = None,
         limit: Annotated[int | None, typer.Option(help="Prompts, at most.")] = None,
         num_images: Annotated[int, typer.Option(help="Pictures a prompt.")] = 1,
         batch_size: Annotated[int, typer.Option(help="Pictures at once.")] = 1,
@@ -80,7 +85,9 @@ def command(title: str, note: str, groups: Sequence[Group], emoji: Group) -> Non
                 jaxspec.use_compile_cache()
                 chosen = load_prompts(prompts)[:limit]
                 how = {"images": num_images, "batch_size": batch_size}
-                draw_group(known[group], runs, family, name, chosen, **how)
+                asked = known[group]
+                asked = replace(asked, size=size or asked.size)
+                draw_group(asked, runs, family, name, chosen, **how)
                 if group == emoji.slug:
                     score_group(emoji, runs, name, ["emoji"], Options(force=smoke))
             text = page(title, note, (*groups, emoji), runs)
