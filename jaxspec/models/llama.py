@@ -21,7 +21,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.models.cache import Cache, through_cache
-from jaxspec.models.transformer import attend, gated, in_heads, rms_norm, unstack
+from jaxspec.models.stacks import unstack
+from jaxspec.models.transformer import attend, gated, in_heads, rms_norm
 
 
 @dataclass(frozen=True)

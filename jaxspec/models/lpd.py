@@ -20,8 +20,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.models.cache import Cache, through_cache
+from jaxspec.models.stacks import unstack
 from jaxspec.models.ta_tok import layer_norm, tower_block, tower_init, tower_shapes
-from jaxspec.models.transformer import attend, unstack
+from jaxspec.models.transformer import attend
 
 
 @dataclass(frozen=True)

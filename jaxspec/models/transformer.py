@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec import sharding
 from jaxspec.models.cache import Cache, through_cache
+from jaxspec.models.stacks import split, unstack
 
 
 @dataclass(frozen=True)
@@ -231,10 +231,6 @@ def layer_shapes(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
     }
 
 
-# Matrices side by side in one parameter: how many.
-JOINED = {"qkv": 3, "key_value": 2, "gate_up": 2}
-
-
 def unstacked(config: TransformerConfig, params: dict) -> dict:
     """The same parameters with arrays of their own for each layer, to decode with.
 
@@ -244,29 +240,6 @@ def unstacked(config: TransformerConfig, params: dict) -> dict:
     is split by heads or hidden units.
     """
     return unstack(params, layer_shapes(config))
-
-
-def unstack(params: dict, names: Iterable[str]) -> dict:
-    """Moves the stacked parameters of these names to `layers`, a dictionary a layer."""
-    inner = dict(params["params"])
-    if "layers" not in inner:
-        stacks = {name: inner.pop(name) for name in names}
-        each = sharding.of_layers(stacks, JOINED)
-        split = _split if each is None else _split_apart
-        inner["layers"] = jax.jit(split, out_shardings=each)(stacks)
-    return {"params": inner}
-
-
-def _split(stacks: dict[str, jax.Array]) -> tuple[dict[str, jax.Array], ...]:
-    depth = len(next(iter(stacks.values())))
-    return tuple({k: x[i] for k, x in stacks.items()} for i in range(depth))
-
-
-def _split_apart(stacks: dict[str, jax.Array]) -> tuple[dict[str, jax.Array], ...]:
-    def apart(name, x):
-        return x.reshape(len(x), JOINED[name], -1) if name in JOINED else x
-
-    return tuple({k: apart(k, x) for k, x in layer.items()} for layer in _split(stacks))
 
 
 def extend_layers(
@@ -446,7 +419,7 @@ class Transformer(nn.Module):
         """
         layers = self.layers
         if not isinstance(layers, tuple):
-            layers = _split(layers)
+            layers = split(layers)
         places = slots if places is None else places
         return extend_layers(self.config, layers, x, slots, cache, visible, places)
 
