@@ -59,12 +59,9 @@ class Pooled:
 
     def rejected(self, log_p, log_q, drafts, codes):
         """What a reject of drafts [B, 1] leaves of p [B, 1, V]."""
-        if self.residual == "plain":
+        if self.residual in ("plain", "optimal"):
+            # p~ is p or more: where q is above it, both are nothing.
             return residual(log_p, log_q)
-        if self.residual == "optimal":
-            every = jnp.broadcast_to(jnp.arange(len(codes)), log_p[:, 0].shape)
-            mass, _ = self._pool(log_p, every, codes)
-            return residual(log_p, jnp.minimum(log_q, jnp.log(mass)[:, None]))
         _, within = self._pool(log_p, drafts, codes)
         if self.residual == "pooled":
             near = codes[drafts][..., : self.neighbours]
