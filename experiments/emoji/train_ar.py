@@ -8,6 +8,7 @@ Growing a size copies everything, interpolates positions, and adds layers that s
 the identity.
 """
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -148,6 +149,23 @@ def make_batch(settings: ARTraining, corpus: Corpus, train: np.ndarray, step: in
             append_tags(row, corpus.tags[drawing], rng)
     pieces[rng.random(len(chosen)) < settings.unconditional] = 0
     return inputs.astype(np.int32), targets, corpus.condition(pieces)
+
+
+def on_splits(
+    score: Callable, corpus: Corpus, drawings: Drawings, count: int
+) -> dict[str, float]:
+    """What `score` finds on drawings of `train` and `val_concept`, by split and name.
+
+    `score` takes a batch as `make_batch` makes it, and returns numbers by name.
+    """
+    out = {}
+    for split in ("train", "val_concept"):
+        chosen = np.random.default_rng(0).permutation(drawings.index(split))[:count]
+        tokens = corpus.tokens[0, chosen].astype(np.int32)
+        condition = corpus.condition(corpus.pieces[chosen])
+        found = score((tokens, tokens, condition))
+        out |= {f"{split}_{k}": round(float(x), 4) for k, x in found.items()}
+    return out
 
 
 def append_tags(row: np.ndarray, tags: list, rng: np.random.Generator) -> None:

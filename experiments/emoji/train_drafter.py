@@ -8,6 +8,7 @@ disturbed, since later drafts stand on the drafter's own.
 """
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -167,13 +168,9 @@ def make_evaluate(settings: DrafterTraining, pipeline, corpus, drawings, config)
     decode = jax.jit(jaxspec.decode)
 
     def evaluate(state: TrainState) -> dict[str, float]:
-        out, eagle = {}, jax.device_get(state.ema)
-        for split in ("train", "val_concept"):
-            chosen = np.random.default_rng(0).permutation(drawings.index(split))[:32]
-            tokens = corpus.tokens[0, chosen].astype(np.int32)
-            condition = corpus.condition(corpus.pieces[chosen])
-            found = score(target.params, eagle, (tokens, tokens, condition))
-            out |= {f"{split}_{k}": round(float(x), 4) for k, x in found.items()}
+        eagle = jax.device_get(state.ema)
+        on = partial(score, target.params, eagle)
+        out = train_ar.on_splits(on, corpus, drawings, count=32)
         for name, method in {
             "chain": EAGLE2(Eagle(eagle, config), 5, 1, 5),
             "tree": EAGLE2(Eagle(eagle, config), 4, 8, 24),

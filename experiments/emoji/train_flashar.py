@@ -7,6 +7,7 @@ each branch alone. Captions are left out now and then, for guidance.
 """
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -119,15 +120,8 @@ def make_evaluate(settings: FlashTraining, target, corpus, drawings, count=64):
         return {"ar": plain.mean(), **found}
 
     def evaluate(state: TrainState) -> dict[str, float]:
-        out = {}
-        for split in ("train", "val_concept"):
-            index = drawings.index(split)
-            chosen = np.random.default_rng(0).permutation(index)[:count]
-            tokens = corpus.tokens[0, chosen].astype(np.int32)
-            condition = corpus.condition(corpus.pieces[chosen])
-            found = score(target, state.ema, (tokens, tokens, condition))
-            out |= {f"{split}_{k}": round(float(x), 4) for k, x in found.items()}
-        return out
+        on = partial(score, target, state.ema)
+        return train_ar.on_splits(on, corpus, drawings, count)
 
     return evaluate
 

@@ -7,6 +7,7 @@ smooth L1; and here a little of what the target's head makes of it too.
 
 import os
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -142,15 +143,7 @@ def make_evaluate(settings: SSDTraining, target, corpus, drawings, count=64):
     score = jax.jit(lambda head, batch: compare(settings.ssd, target, head, batch))
 
     def evaluate(state: TrainState) -> dict[str, float]:
-        out = {}
-        for split in ("train", "val_concept"):
-            index = drawings.index(split)
-            chosen = np.random.default_rng(0).permutation(index)[:count]
-            tokens = corpus.tokens[0, chosen].astype(np.int32)
-            condition = corpus.condition(corpus.pieces[chosen])
-            found = score(state.ema, (tokens, tokens, condition))
-            out |= {f"{split}_{k}": round(float(x), 4) for k, x in found.items()}
-        return out
+        return train_ar.on_splits(partial(score, state.ema), corpus, drawings, count)
 
     return evaluate
 
