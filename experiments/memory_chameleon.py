@@ -23,7 +23,7 @@ from jaxspec.methods import SJD
 from jaxspec.models import abstract
 from jaxspec.models.cache import Cache
 from jaxspec.models.chameleon import ChameleonGrid
-from jaxspec.pipeline import pictures
+from jaxspec.pixels import pictures
 from jaxspec.planning import PROMPT
 from jaxspec.presets import preset
 from jaxspec.sampling import Sampling

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,8 @@ from jaxspec.models.lpd import LPDConfig, LPDNet
 from jaxspec.models.ssd import Spatial, SSDConfig
 from jaxspec.models.transformer import Transformer, TransformerConfig
 from jaxspec.models.upsampler import UpsamplerConfig
-from jaxspec.models.vq import VQ, VQConfig, from_uint8, to_uint8, to_uint8_truncated
+from jaxspec.models.vq import VQConfig
+from jaxspec.pixels import TO_UINT8, Bytes, codebook, codes_of_pictures, pictures
 from jaxspec.reading import Asked, Padded, Reader, Shown
 from jaxspec.sampling import Sampling, image_keys
 from jaxspec.sharding import by_image, filled_size, mesh_of, on_host
@@ -26,11 +27,7 @@ from jaxspec.sizes import Size, checked_size, sides_of, size_label
 # One prompt or several: text, or class labels.
 Prompts = str | int | Sequence[str | int]
 Decoder = TransformerConfig | ChameleonGridConfig
-# How pixels become bytes: as LlamaGen's evaluation does it, or as Tar.
-Bytes = Literal["rounded", "truncated"]
 _FAR = 1e3  # from any code, a coordinate
-_TO_UINT8 = {"rounded": to_uint8, "truncated": to_uint8_truncated}
-
 
 # Networks beside the models, as errors name them, and the knob that takes another.
 _TRAINED = {
@@ -126,8 +123,8 @@ class PipelineConfig:
                         f"{self.name}: LPD's model for {size} px has {name} {found}, "
                         f"and the decoder {want}"
                     )
-        if self.pixels not in _TO_UINT8:
-            known = " or ".join(_TO_UINT8)
+        if self.pixels not in TO_UINT8:
+            known = " or ".join(TO_UINT8)
             raise ValueError(f"pixels must be {known}, not {self.pixels!r}")
 
     def reading(self, **options) -> "PipelineConfig":
@@ -314,7 +311,7 @@ class Pipeline:
         elif config.prefix != "class":
             condition = condition.astype(params["params"]["token_embedding"].dtype)
             config, params = _shortened(config, params, condition.shape[1])
-        codes = _codebook(self.config.vq, self.params["vq"])
+        codes = codebook(self.config.vq, self.params["vq"])
         if ImageGrammar.of(config).newline is not None:
             # Far from all codes, so that it is nobody's neighbour.
             codes = jnp.pad(codes, ((0, 1), (0, 0)), constant_values=_FAR)
@@ -368,7 +365,7 @@ class Pipeline:
         condition = jnp.asarray(condition)
         if config.prefix != "class":
             condition = condition.astype(params["params"]["token_embedding"].dtype)
-        codes = _codebook(self.config.vq, self.params["vq"])
+        codes = codebook(self.config.vq, self.params["vq"])
         return Target.create(LPDNet(config), params, condition, sampling, codes=codes)
 
     def images(self, tokens: jax.Array | np.ndarray) -> np.ndarray:
@@ -409,7 +406,7 @@ class Pipeline:
                 f"picture sides must be multiples of {factor}, not "
                 f"{images.shape[1]} x {images.shape[2]}"
             )
-        return on_host(_codes(self.config.vq, self.params["vq"], images))
+        return on_host(codes_of_pictures(self.config.vq, self.params["vq"], images))
 
     def describe(self) -> dict[str, Any]:
         """Name, sizes, parameter counts, defaults and licences, for people to read."""
@@ -483,24 +480,3 @@ def _shortened(
     inner = dict(params["params"])
     inner["position_embedding"] = inner["position_embedding"][: config.slots - 1]
     return config, {"params": inner}
-
-
-@jax.jit(static_argnums=(0, 1))
-def pictures(
-    config: VQConfig, pixels: Bytes, params: Any, tokens: jax.Array
-) -> jax.Array:
-    """Pictures uint8 of code grids [B, h, w], which are not checked."""
-    images: Any = VQ(config).apply(params, tokens, method="decode")
-    return _TO_UINT8[pixels](images.astype(jnp.float32))
-
-
-@jax.jit(static_argnums=0)
-def _codes(config: VQConfig, params: Any, images: jax.Array) -> jax.Array:
-    codes: Any = VQ(config).apply(params, from_uint8(images), method="encode")
-    return codes
-
-
-@jax.jit(static_argnums=0)
-def _codebook(config: VQConfig, params: Any) -> jax.Array:
-    codebook: Any = VQ(config).apply(params, method="codes")
-    return codebook

@@ -17,7 +17,8 @@ from jaxspec.generation import at_once
 from jaxspec.memory import peak, size_of
 from jaxspec.methods import AR
 from jaxspec.models.chameleon import ChameleonGridConfig
-from jaxspec.pipeline import Pipeline, PipelineConfig, abstract_params, pictures
+from jaxspec.pipeline import Pipeline, PipelineConfig, abstract_params
+from jaxspec.pixels import pictures
 from jaxspec.sampling import Sampling
 from jaxspec.sizes import Size, sides_of
 
