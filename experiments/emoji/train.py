@@ -23,7 +23,7 @@ STAGES = (
     *("upsampler-64-128", "downsampler-128-64", "upsampler-128-256"),
     "upsampler-64-128-pixels",
     *("drafter", "drafter-256", "flashar-128", "flashar-128-unfrozen"),
-    *("lpd-64", "ssd-128", "export"),
+    *("flashar-256", "flashar-256-unfrozen", "lpd-64", "ssd-128", "export"),
 )
 
 

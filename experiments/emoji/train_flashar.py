@@ -57,6 +57,25 @@ STAGES = {
         backbone=0.2,
         start="flashar-128",
     ),
+    "flashar-256": FlashTraining(
+        size=256,
+        depth=5,
+        steps=500,
+        batch=12,
+        rate=5e-4,
+        tags=0.2,
+        start="flashar-128",
+    ),
+    "flashar-256-unfrozen": FlashTraining(
+        size=256,
+        depth=5,
+        steps=900,
+        batch=12,
+        rate=5e-4,
+        tags=0.2,
+        backbone=0.2,
+        start="flashar-256",
+    ),
 }
 
 
