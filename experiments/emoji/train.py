@@ -23,7 +23,8 @@ STAGES = (
     *("upsampler-64-128", "downsampler-128-64", "upsampler-128-256"),
     "upsampler-64-128-pixels",
     *("drafter", "drafter-256", "flashar-128", "flashar-128-unfrozen"),
-    *("flashar-256", "flashar-256-unfrozen", "lpd-64", "ssd-128", "export"),
+    *("flashar-256", "flashar-256-unfrozen", "zipar-128", "zipar-256"),
+    *("lpd-64", "ssd-128", "export"),
 )
 
 
@@ -53,6 +54,7 @@ def run_stage(stage: str, folder: Path, smoke: bool, out: Path) -> None:
         train_ssd,
         train_upsampler,
         train_vq,
+        train_zipar,
     )
     from jaxspec.models.vq import VQ
     from jaxspec.training import load_params
@@ -65,6 +67,7 @@ def run_stage(stage: str, folder: Path, smoke: bool, out: Path) -> None:
     settings = settings or train_flashar.STAGES.get(stage)
     settings = settings or train_lpd.STAGES.get(stage)
     settings = settings or train_ssd.STAGES.get(stage)
+    settings = settings or train_zipar.STAGES.get(stage)
     sizes = [settings.size] if settings else data.SIZES
     sizes = [between.source, between.wanted] if between else sizes
     drawings = data.load(folder, sizes)  # renders them the first time
@@ -127,6 +130,10 @@ def run_stage(stage: str, folder: Path, smoke: bool, out: Path) -> None:
     if isinstance(settings, train_lpd.LPDTraining):
         target = of_family()[str(settings.size)]
         train_lpd.train(settings, target, corpus, drawings, folder / stage)
+        return
+    if isinstance(settings, train_zipar.WindowTraining):
+        target = of_family()[str(settings.size)]
+        train_zipar.train(settings, target, corpus, drawings, folder / stage)
         return
     train_ar.train(settings, corpus, drawings, codebook, folder / stage, smaller)
 
