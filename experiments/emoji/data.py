@@ -49,7 +49,7 @@ class Drawings:
 
 
 def metadata() -> list[dict[str, str]]:
-    with open(DATA / "emoji_meta.tsv", encoding="utf8") as f:
+    with lzma.open(DATA / "emoji_meta.tsv.xz", "rt", encoding="utf8") as f:
         return list(csv.DictReader(f, delimiter="\t", quoting=csv.QUOTE_NONE))
 
 
