@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,13 @@ from rich.progress import Progress
 
 import jaxspec
 from experiments.methods import compare, measure, report, run
-from experiments.methods.contestants import CONTESTANTS, Contestant, select
+from experiments.methods.colours import Examples
+from experiments.methods.contestants import (
+    CONTESTANTS,
+    Contestant,
+    for_family,
+    select,
+)
 from jaxspec.methods import AR, GSD, SJD
 from jaxspec.models.transformer import Transformer
 from jaxspec.sampling import guide, log_probs
@@ -120,7 +127,7 @@ TOYS = [
     Contestant("AR", AR(), "exact"),
     Contestant("SJD", SJD(4), "exact"),
 ]
-PLAN = run.Plan(count=4, seeds=2, batch=2, rounds=2, timed=1)
+PLAN = run.Plan(count=4, seeds=2, batch=2, rounds=2, timed=1, others=2)
 
 
 def toy_task() -> measure.Task:
@@ -135,11 +142,18 @@ def toy_task() -> measure.Task:
     return measure.Task(toy.family(), captions, real, features, match)
 
 
+def toy_several() -> run.Several:
+    """Two captions that name a colour, and which is which."""
+    coloured = replace(toy_task(), captions=["red heart", "blue tree"])
+    examples = Examples(np.array([[255.0, 0, 0], [0, 0, 255]]), np.array(["red", ""]))
+    return run.Several(0.1, coloured, examples)
+
+
 @pytest.fixture(scope="module")
 def toy_record(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     with Progress(disable=True) as bar:
-        record = run.measure(toy_task(), TOYS, PLAN, folder, bar)
+        record = run.measure(toy_task(), TOYS, PLAN, folder, bar, toy_several())
     about = {"command": "toy", "date": "today", "machine": {}}
     return folder, about | record
 
@@ -164,6 +178,17 @@ def test_measurement_of_a_toy_family(toy_record):
     assert record["bands"]["kid_ar"] is None and record["bands"]["nll"] is not None
 
 
+def test_several_pictures_of_a_toy_family(toy_record):
+    """With two seeds of each method: all else is of the first."""
+    _, record = toy_record
+    assert len(record["rows"]) == 3 and record["several"]["seeds"] == 2
+    ar, sjd = record["several"]["rows"]
+    assert (ar["name"], sjd["name"]) == ("AR", "SJD")
+    assert 0 < ar["distance"]["value"] < 2 and ar["distance"]["difference"] == [0, 0, 0]
+    assert sjd["distance"]["value"] != ar["distance"]["value"]
+    assert 0 <= sjd["colour"]["value"] <= 0.5  # no picture is called blue
+
+
 def test_a_stopped_measurement_goes_on(toy_record, monkeypatch):
     folder, record = toy_record
 
@@ -173,7 +198,7 @@ def test_a_stopped_measurement_goes_on(toy_record, monkeypatch):
     monkeypatch.setattr(jaxspec, "generate", forbidden)
     monkeypatch.setattr(measure, "decode_batch", forbidden)
     with Progress(disable=True) as bar:
-        again = run.measure(toy_task(), TOYS, PLAN, folder, bar)
+        again = run.measure(toy_task(), TOYS, PLAN, folder, bar, toy_several())
         assert json.dumps(again) == json.dumps({k: record[k] for k in again})
         more = [*TOYS, Contestant("GSD", GSD(), "biased")]
         with pytest.raises(AssertionError, match="drawn again"):
@@ -184,7 +209,7 @@ def test_report_of_a_toy_family(toy_record, tmp_path):
     _, record = toy_record
     text = report.table(record)
     lines = [line for line in text.splitlines() if line.startswith("|")]
-    assert len({line.count("|") for line in lines}) == 1 and len(lines) == 2 + 3
+    assert [line.count("|") for line in lines] == [17] * 5 + [8] * 4
     assert "| AR, seed 0 | exact | 16.0 ± 0.0 | 1.00x | 1.00x | 1.00x |  |" in text
     assert "- SJD: `SJD(window=4, initial='random', rule=Ratio())`" in text
     if importlib.util.find_spec("matplotlib"):
@@ -214,6 +239,14 @@ def test_selection_by_name():
         select("sjd")
 
 
+def test_methods_that_a_family_has_no_networks_for_are_left_out():
+    names = {each.name for each in for_family(toy.family())}
+    assert {"AR", "SCD", "MuLo", "SSD-upsampled"} <= names
+    assert not names & {"EAGLE", "FlashAR", "FlashAR-SCD", "SSD", "LPD-10", "MuLo-LPD"}
+
+
 def test_plans_that_measure_nothing_are_refused():
     with pytest.raises(ValueError, match="seeds must be 2 or more, not 1"):
         run.Plan(seeds=1)
+    with pytest.raises(ValueError, match="others must be at most AR's seeds, 2, not 3"):
+        run.Plan(seeds=2, others=3)

@@ -11,7 +11,7 @@ import jaxspec
 from experiments.emoji import train_flashar
 from jaxspec import Sampling
 from jaxspec.decoding import Target
-from jaxspec.methods import AR, SJD, FlashAR, MuLo
+from jaxspec.methods import AR, SCD, SJD, SSD, FlashAR, MuLo
 from jaxspec.methods.upsampled import Upsampled
 from jaxspec.models import abstract
 from jaxspec.models.flashar import (
@@ -23,8 +23,14 @@ from jaxspec.models.flashar import (
 )
 from jaxspec.models.transformer import Transformer
 from jaxspec.pipeline import Pipeline
-from jaxspec.sampling import guide
-from jaxspec.testing import keys_of, random_weights, toy_params, toy_target
+from jaxspec.sampling import guide, log_probs
+from jaxspec.testing import (
+    exact_check,
+    keys_of,
+    random_weights,
+    toy_params,
+    toy_target,
+)
 from jaxspec.upsampling import Nearest
 from tests import toy
 
@@ -221,6 +227,56 @@ def test_others_judge_what_it_drafts(family):
     drafts = Upsampled(draft=16, upsampler=Nearest(), method=FlashAR())
     exact = SJD(window=4, initial="upsampled", upsampled=drafts)
     assert jaxspec.generate(family, "red heart", method=exact).stats.draft_passes == [6]
+    rounds = SSD(rounds=2, upsampled=drafts, rows=4)
+    out = jaxspec.generate(family, "red heart", method=rounds)
+    assert out.stats.target_passes == [2] and out.stats.draft_passes == [6]
+
+
+def flashed(target: Target, flash: Flash) -> SCD:
+    """A window of four, of what FlashAR drew of the same grid."""
+    drafts = Upsampled(target, Nearest(), FlashAR(flash))
+    return SCD(window=4, initial="upsampled", upsampled=drafts)
+
+
+def test_what_its_cells_were_drawn_from():
+    """What is teacher-forced, after guidance and top-k.
+
+    With the paper's context nothing: a draw depends on some that are judged after it.
+    """
+    target = target_of((3, 4), guidance=2.0, top_k=5)
+    flash = flash_of(target, context="earlier")
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 12, (2, 3, 4)))
+    got = jax.jit(FlashAR(flash).log_q)(target, tokens)
+    logits = guided(flash, target, tokens.reshape(2, -1))["joint"]
+    want = log_probs(logits, target.sampling)
+    np.testing.assert_allclose(got, want, atol=1e-4)
+    assert FlashAR(flash_of(target)).log_q(target, tokens) is None
+
+
+@pytest.mark.parametrize("context", ["earlier", "diagonal"])
+def test_its_drafts_are_judged_exactly(context):
+    """By p / q where each is a draw given those before it, else as chosen."""
+    target = toy_target((2, 3), 3, guidance=1.5)
+    method = flashed(target, flash_of(target, 1, context))
+    check = exact_check(method, target)
+    assert check.passed, check
+
+
+def test_drafts_of_the_targets_own_distribution_are_all_kept():
+    """Where all cells have one distribution, an untrained head says just that."""
+    target = target_of((3, 4))
+    inner = dict(target.params["params"])
+    for name in ("token_embedding", "prefix_proj", "prefix_bias"):
+        inner[name] = jnp.zeros_like(inner[name])
+    places = inner["position_embedding"]
+    inner["position_embedding"] = jnp.broadcast_to(places[:1], places.shape)
+    target = replace(target, params={"params": inner})
+    config = FlashConfig(target.model.config, 2, "earlier")
+    flash = Flash(new_head(config, stacked(target)), config)
+    out = toy.decode_jitted(flashed(target, flash), target, keys_of(2))
+    assert out.target_passes.tolist() == [3, 3]  # 11 cells, 4 a pass
+    # 5 anti-diagonals and one more pass, which tells of all cells.
+    assert out.draft_passes.tolist() == [6, 6]
 
 
 def test_training_resumes_exactly(tmp_path, monkeypatch):

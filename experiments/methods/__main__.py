@@ -13,8 +13,15 @@ from rich.progress import Progress
 import jaxspec
 from experiments.bench_ar import machine
 from experiments.methods import report
-from experiments.methods.contestants import CONTESTANTS, for_family, select, unfrozen
+from experiments.methods.contestants import (
+    CONTESTANTS,
+    for_family,
+    joined,
+    select,
+    unfrozen,
+)
 from experiments.methods.emoji import emoji
+from experiments.methods.emoji import several as of_several
 from experiments.methods.run import SMOKE, Plan, measure
 
 EXAMPLES = """\b
@@ -40,6 +47,13 @@ def main(
     seeds: Annotated[
         int, typer.Option(help="Of AR: what it differs by from seed to seed is chance.")
     ] = Plan.seeds,
+    others: Annotated[
+        int,
+        typer.Option(
+            help="Seeds of the other methods; with two or more, how much pictures of "
+            "a caption differ, and whether they have the colours that captions name."
+        ),
+    ] = Plan.others,
     batch: Annotated[
         int, typer.Option(help="Pictures at once. Times are taken at 1 and at this.")
     ] = Plan.batch,
@@ -91,22 +105,23 @@ def main(
     should run meanwhile, or the times are worth less.
     """
     if names:
-        for each in CONTESTANTS:
-            print(f"{each.name:14} {each.guarantee:7} {each.method!r}")
+        for each in (*CONTESTANTS, *joined(size or 128)):
+            print(f"{each.name:17} {each.guarantee:7} {each.method!r}")
         return
     if find_spec("matplotlib") is None:
         raise SystemExit("the picture needs matplotlib: pip install -e '.[figures]'")
     try:
-        plan = Plan(count, seeds, batch, rounds, timed)
+        plan = Plan(count, seeds, batch, rounds, timed, others)
         plan = SMOKE if smoke else plan
         task = emoji(family, folder, plan.count, size)
         there = for_family(task.pipeline) + unfrozen(task.pipeline, folder)
         chosen = select(methods, there)
+        several = of_several(task, folder) if plan.others > 1 else None
     except ValueError as error:
         raise SystemExit(f"error: {error}") from None
     jaxspec.use_compile_cache()
     with Progress() as bar:
-        record = measure(task, chosen, plan, runs, bar)
+        record = measure(task, chosen, plan, runs, bar, several)
     arguments = shlex.join(sys.argv[1:])
     about = {
         "command": f"python -m experiments.methods {arguments}".strip(),

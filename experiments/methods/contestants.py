@@ -1,13 +1,14 @@
 """The methods that are compared, by name."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from jaxspec.acceptance import Cooled
-from jaxspec.decoding import Method
+from jaxspec.decoding import Method, check_fits
 from jaxspec.methods import (
     AR,
     EAGLE,
@@ -26,7 +27,6 @@ from jaxspec.methods import (
     MuLo,
     ZipAR,
 )
-from jaxspec.methods.eagle import Treed
 from jaxspec.methods.upsampled import Upsampled
 from jaxspec.models.flashar import Flash
 from jaxspec.pipeline import Pipeline
@@ -34,6 +34,7 @@ from jaxspec.training.loop import PARAMS, load_params
 from jaxspec.upsampling import Nearest
 
 REFERENCE = "AR"
+CELL = 8  # pixels a side
 OTHER_SEED = 1000  # of all methods but AR, so that no draw is shared with AR's
 
 
@@ -44,8 +45,6 @@ class Contestant:
     guarantee: Literal["exact", "biased"]
 
 
-# What FlashAR draws at 128 px as drafts there, as they are.
-FLASHED = Upsampled(draft=128, upsampler=Nearest(), method=FlashAR())
 CONTESTANTS = (
     Contestant(REFERENCE, AR(), "exact"),
     Contestant("ZipAR-8", ZipAR(8), "biased"),
@@ -74,53 +73,49 @@ CONTESTANTS = (
     Contestant("LANTERN++", LANTERNPP(), "biased"),
     Contestant("LANTERN++optimal", LANTERNPP(residual="optimal"), "biased"),
     Contestant("FlashAR", FlashAR(), "biased"),
-    Contestant(
-        "FlashAR-MuLo",
-        MuLo(
-            draft=128,
-            upsampler="nearest",
-            draft_method=FlashAR(),
-            radius=1,
-            window=4,
-        ),
-        "biased",
-    ),
-    Contestant("FlashAR-SCD", SCD(32, initial="upsampled", upsampled=FLASHED), "exact"),
     Contestant("SSD", SSD(rounds=2), "biased"),
     Contestant("SSD-1", SSD(rounds=1), "biased"),
     Contestant("SSD-0", SSD(rounds=0), "biased"),
     Contestant("LPD-10", LPD(steps=10), "biased"),
     Contestant("LPD-16", LPD(steps=16), "biased"),
+    Contestant("SSD-upsampled", SSD(upsampled=Upsampled()), "biased"),
+    Contestant(
+        "MuLo-LPD", MuLo(draft_method=LPD(steps=10), radius=1, window=4), "biased"
+    ),
 )
 
 
+def joined(size: int) -> tuple[Contestant, ...]:
+    """What becomes of FlashAR's picture of the target's own size, as a draft."""
+    drafts = Upsampled(draft=size, upsampler=Nearest(), method=FlashAR())
+    judged = {"draft": size, "upsampler": "nearest", "draft_method": FlashAR()}
+    mulo = partial(MuLo, **judged, radius=1, window=4)
+    rounds = partial(SSD, upsampled=drafts, rows=size // CELL)
+    return (
+        Contestant("FlashAR-MuLo", mulo(), "biased"),
+        Contestant("FlashAR-MuLo-0.01", mulo(threshold=0.01), "biased"),
+        Contestant("FlashAR-MuLo-0.2", mulo(threshold=0.2), "biased"),
+        Contestant(
+            "FlashAR-SCD", SCD(32, initial="upsampled", upsampled=drafts), "exact"
+        ),
+        Contestant("FlashAR-round", rounds(rounds=1), "biased"),
+        Contestant("FlashAR-2-rounds", rounds(rounds=2), "biased"),
+        Contestant("FlashAR-4-rounds", rounds(rounds=4), "biased"),
+    )
+
+
 def for_family(pipeline: Pipeline) -> list[Contestant]:
-    """All but those that need a network which the family does not have."""
-    config = pipeline.config
-    networks = {
-        Treed: config.drafters,
-        FlashAR: config.flashar,
-        LPD: config.lpd,
-        SSD: config.ssd,
-    }
+    """All but those that the family cannot draw with, for lack of a network."""
+    size = pipeline.config.defaults.size
 
     def fits(method: Method) -> bool:
-        return all(
-            config.defaults.size in dict(has)
-            for kind, has in networks.items()
-            if any(isinstance(each, kind) for each in _within(method))
-        )
+        try:
+            check_fits(method, pipeline, size)
+        except ValueError:
+            return False
+        return True
 
-    return [each for each in CONTESTANTS if fits(each.method)]
-
-
-def _within(method: Method) -> Iterator[Method]:
-    """A method, and what drafts for it."""
-    yield method
-    for part in (method, getattr(method, "upsampled", None)):
-        for name in ("draft_method", "method"):
-            if hasattr(part, name):
-                yield getattr(part, name)
+    return [each for each in (*CONTESTANTS, *joined(size)) if fits(each.method)]
 
 
 def unfrozen(pipeline: Pipeline, folder: Path) -> list[Contestant]:

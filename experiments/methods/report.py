@@ -58,6 +58,20 @@ LEGEND = """\
 """
 
 
+SEVERAL = ("method", "distance", "to AR", "same", "to AR", "colour", "to AR")
+SEVERAL_LEGEND = """\
+- **distance**: of pictures of one caption, cosine of features less their mean over real
+  drawings: 1 is pictures that have nothing to do with one another, 0 the same twice.
+- **same**: pairs of a caption's pictures that are nearer than {same:.3f}, the median
+  distance of a real drawing to what the tokenizer makes of it: the same drawing twice.
+- **colour**: pictures that have the colour that their caption names, of {captions}
+  held-out captions that name one (`experiments/methods/colours.py`, which says of how
+  many real drawings it finds it).
+- **to AR**: difference to AR's first seeds, a mean over captions with its 95 %
+  bootstrap interval; AR's other seeds say what chance does.
+"""
+
+
 def interval(x: float, low: float, high: float) -> str:
     return f"{x:.3f} [{low:.3f}, {high:.3f}]"
 
@@ -154,7 +168,26 @@ def table(record: dict[str, Any]) -> str:
     times = [f"faster at {batch} (realised)" for batch in batches]
     rows = [cells(row, batches) for row in record["rows"]]
     body = markdown_table([*SPEED, *times, *QUALITY], rows)
-    return page("All methods side by side", record, "", body, LEGEND)
+    several = several_table(record["several"]) if record.get("several") else ""
+    return page("All methods side by side", record, "", body, LEGEND + several)
+
+
+def several_table(several: dict[str, Any]) -> str:
+    """What `run.compare_several` found, as Markdown."""
+    rows = []
+    for row in several["rows"]:
+        line = [row["name"]]
+        for name in ("distance", "same", "colour"):
+            entry = row[name]
+            line.append(interval(entry["value"], *entry["interval"]))
+            line.append(interval(*entry["difference"]))
+        rows.append(line)
+    captions = len(several["coloured"])
+    legend = SEVERAL_LEGEND.format(same=several["same"], captions=captions)
+    return (
+        f"\n## {several['seeds']} pictures of each caption\n\n"
+        f"{markdown_table(SEVERAL, rows)}\n\n{legend}"
+    )
 
 
 def write(record: dict[str, Any], folder: Path) -> None:

@@ -52,8 +52,10 @@ class JacobiState:
       log_q: float32 [B, D, V], what each was drawn from; one-hot if it was chosen.
       above: float32 [B, W, V], the newest distribution seen in each column, where new
         drafts are drawn from those above them; else empty.
-      upsampled: int32 [B, N], first drafts of all cells, where they were chosen before;
+      upsampled: int32 [B, N], first drafts of all cells, where they are there before;
         else empty.
+      upsampled_log_q: float32 [B, N, V], what those were drawn from; None if nothing
+        tells, and they are judged as chosen.
       decoded: the result so far.
     """
 
@@ -65,6 +67,7 @@ class JacobiState:
     above: jax.Array
     upsampled: jax.Array
     decoded: Decoded
+    upsampled_log_q: jax.Array | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -100,6 +103,7 @@ def start(
     window: int,
     initial: Initial,
     upsampled: jax.Array | None = None,
+    upsampled_log_q: jax.Array | None = None,
 ) -> JacobiState:
     """Prefills the target, draws cell 0, and makes the first drafts.
 
@@ -109,6 +113,8 @@ def start(
       window: inputs of a pass: the newest final token and `window - 1` drafts.
       initial: how a cell that enters the window gets its draft.
       upsampled: int32 [B, H, W], that draft, if `initial` is "upsampled".
+      upsampled_log_q: float32 [B, N, V], what it was drawn from, if that is known: of
+        each cell given only drafts that come before it in raster order.
     """
     token, log_p, cache, decoded = draw_first(target, keys)
     b, (_, w) = target.batch, target.grid
@@ -122,6 +128,7 @@ def start(
         above=jnp.repeat(log_p, w if initial == "sample-above" else 0, axis=1),
         upsampled=none[:, :0] if upsampled is None else upsampled.reshape(b, -1),
         decoded=decoded,
+        upsampled_log_q=upsampled_log_q,
     )
     return first_drafts(state, log_p, token, initial)
 
@@ -385,6 +392,9 @@ def _enter(
         even = jnp.where(jnp.arange(v) < grammar.codes(v), 0.0, -jnp.inf)
         even = jnp.broadcast_to(even - jnp.log(grammar.codes(v)), log_q.shape)
         new_q = even if initial == "random" else one_hot(new, v)
+        if state.upsampled_log_q is not None:
+            last = state.upsampled_log_q.shape[1] - 1
+            new_q = _pick(state.upsampled_log_q, jnp.minimum(cells, last))
         drafts = jnp.where(entering, new, drafts)
         log_q = jnp.where(entering[..., None], new_q, log_q)
     if grammar.newline is not None:

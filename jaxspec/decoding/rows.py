@@ -39,6 +39,7 @@ def start(
     rows: int,
     initial: Initial,
     upsampled: jax.Array | None = None,
+    upsampled_log_q: jax.Array | None = None,
 ) -> JacobiState:
     """Prefills the target, draws cell 0, and makes the first drafts.
 
@@ -49,10 +50,15 @@ def start(
       rows: most rows in a pass, S.
       initial: how a cell that enters a window gets its draft; not "sample-left", since
         a row that waits has no distribution at its left.
-      upsampled: as for `jacobi.start`.
+      upsampled, upsampled_log_q: as for `jacobi.start`.
     """
     state = jacobi.start(
-        target, keys, window=window, initial=initial, upsampled=upsampled
+        target,
+        keys,
+        window=window,
+        initial=initial,
+        upsampled=upsampled,
+        upsampled_log_q=upsampled_log_q,
     )
     first = jnp.arange(rows) * target.grid[1]
     done = jnp.broadcast_to(first.at[0].set(1), (target.batch, rows))

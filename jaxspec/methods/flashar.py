@@ -57,16 +57,7 @@ class FlashAR:
         Raises:
           ValueError: there is no head, or it does not fit the target.
         """
-        flash, target, config = self._parts(target)
-        x, slots, visible = target.prefix_inputs()
-        caches = tuple(
-            Cache.empty(replace(config, depth=depth), x.shape[0], x.dtype)
-            for depth in (flash.config.shared, flash.config.depth, flash.config.depth)
-        )
-        right, _, caches = self._read(target, caches, x, slots, visible, slots)
-        first = jnp.zeros((target.batch, 1), jnp.int32)
-        log_p = target.log_probs(right[:, -1:], first)[:, 0]
-        return wavefront.start(target, keys, prefilled=(log_p, caches))
+        return wavefront.start(target, keys, prefilled=self._prefilled(target))
 
     def step(
         self, target: Target, state: wavefront.WavefrontState
@@ -83,6 +74,36 @@ class FlashAR:
 
     def decoded(self, state: wavefront.WavefrontState) -> Decoded:
         return state.decoded
+
+    def log_q(self, target: Target, tokens: jax.Array) -> jax.Array | None:
+        """Log-probabilities [B, N, V] that the cells of grids [B, H, W] are drawn from.
+
+        One pass. None if a cell sees some that are behind it in raster order: judged in
+        that order, it would not be a draw of what is returned.
+        """
+        flash, _, _ = self._parts(target)
+        if not flash.config.causal:
+            return None
+        first, caches = self._prefilled(target)
+        raster = tokens.reshape(len(tokens), -1)
+        places = jnp.arange(raster.shape[1])
+        cells = jnp.broadcast_to(places[1:], raster[:, 1:].shape)
+        everything = jnp.ones_like(raster, bool)
+        fed = raster[:, :-1], cells - 1, everything[:, :-1], everything
+        rest, _ = self._follow(target, cells, caches, *fed)
+        return jnp.concatenate([first[:, None], rest], axis=1)
+
+    def _prefilled(self, target: Target) -> tuple[jax.Array, tuple[Cache, ...]]:
+        """Log-probabilities [B, V] of cell 0, and the caches with the condition."""
+        flash, target, config = self._parts(target)
+        x, slots, visible = target.prefix_inputs()
+        caches = tuple(
+            Cache.empty(replace(config, depth=depth), x.shape[0], x.dtype)
+            for depth in (flash.config.shared, flash.config.depth, flash.config.depth)
+        )
+        right, _, caches = self._read(target, caches, x, slots, visible, slots)
+        first = jnp.zeros((target.batch, 1), jnp.int32)
+        return target.log_probs(right[:, -1:], first)[:, 0], caches
 
     def _parts(self, target: Target) -> tuple[Flash, Target, TransformerConfig]:
         """The head, the target with the weights that go with it, and its shape.
@@ -135,12 +156,13 @@ class FlashAR:
     ) -> tuple[jax.Array, tuple[Cache, ...]]:
         """Log-probabilities [B, F, V] of cells, once those before them are fed."""
         flash, target, _ = self._parts(target)
-        seen = jnp.broadcast_to(fresh[:, None], (*fed.shape, fresh.shape[1]))
+        w, raster = target.grid[1], jnp.arange(fresh.shape[1])[None, None]
+        diagonal = lambda cell: cell // w + cell % w
+        seen = fresh[:, None] & (diagonal(raster) <= diagonal(fed)[..., None])
         if flash.config.causal:
-            seen &= jnp.arange(fresh.shape[1])[None, None] <= fed[..., None]
+            seen &= raster <= fed[..., None]
         inputs = target.inputs(tokens, fed, write, seen)
         right, down, caches = self._read(target, caches, *inputs)
-        w = target.grid[1]
         right = _of(right, target.rows(fed), target.rows(cells - 1))
         down = _of(down, target.rows(fed), target.rows(cells - w))
         read_out: Any = target.model.apply(target.params, right, method="read_out")

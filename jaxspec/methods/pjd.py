@@ -72,7 +72,7 @@ class PJD(Jacobi):
             )
 
     def begin(
-        self, target: Target, keys: jax.Array, upsampled: jax.Array | None
+        self, target: Target, keys: jax.Array, **drafts: jax.Array | None
     ) -> jacobi.JacobiState:
         h, w = target.grammar.picture
         most = -(-w // self.context) if self.rows is None else self.rows
@@ -84,7 +84,7 @@ class PJD(Jacobi):
             window=min(self.window, w),
             rows=min(h, most),
             initial=self.initial,
-            upsampled=upsampled,
+            **drafts,
         )
 
     def step(self, target: Target, state: jacobi.JacobiState) -> jacobi.JacobiState:

@@ -80,21 +80,17 @@ class Jacobi(ABC):
 
     def start(self, target: Target, keys: jax.Array) -> jacobi.JacobiState:
         if self.upsampled is None:
-            return self.begin(target, keys, None)
-        drafts, low = self.upsampled.drawn(target, keys)
-        state = self.begin(target, keys, drafts)
+            return self.begin(target, keys)
+        tokens, log_q, low = self.upsampled.drawn(target, keys)
+        state = self.begin(target, keys, upsampled=tokens, upsampled_log_q=log_q)
         return replace(state, decoded=with_draft(state.decoded, low))
 
     def begin(
-        self, target: Target, keys: jax.Array, upsampled: jax.Array | None
+        self, target: Target, keys: jax.Array, **drafts: jax.Array | None
     ) -> jacobi.JacobiState:
-        """`start`, with the first drafts int32 [B, H, W] if `initial` asks for any."""
+        """`start`, with the first drafts (see `jacobi.start`) if `initial` asks."""
         return jacobi.start(
-            target,
-            keys,
-            window=self.window,
-            initial=self.initial,
-            upsampled=upsampled,
+            target, keys, window=self.window, initial=self.initial, **drafts
         )
 
     def step(self, target: Target, state: jacobi.JacobiState) -> jacobi.JacobiState:

@@ -10,7 +10,7 @@ from jaxspec.decoding import Decoded, Method, Target, bound, check_fits, decode
 from jaxspec.methods.zipar import ZipAR
 from jaxspec.sampling import DRAFT, Sampling, cell_keys
 from jaxspec.sizes import Size, sides_of, size_label
-from jaxspec.upsampling import Name, Pixels, Upsampler, resized
+from jaxspec.upsampling import Name, Nearest, Pixels, Upsampler, resized
 
 if TYPE_CHECKING:
     from jaxspec.pipeline import Pipeline
@@ -23,6 +23,10 @@ class Upsampled:
 
     The multi-scale half of MuLo-SD (Peruzzo et al. 2026, arXiv 2601.05149), for methods
     that judge drafts in their own way.
+
+    A drafter of the target's own grid whose method tells what it drew from (`FlashAR`)
+    lends that too where nothing changes its codes, as `Nearest` does not: then drafts
+    are judged by min(1, p/q), and not as chosen.
 
     Attributes:
       draft: the drafter: a `Target` of its own, conditioned on the same images, with
@@ -53,15 +57,25 @@ class Upsampled:
         upsampler = bound_upsampler(self.upsampler, pipeline)
         return replace(self, draft=draft, method=method, upsampler=upsampler)
 
-    def drawn(self, target: Target, keys: jax.Array) -> tuple[jax.Array, Decoded]:
-        """The drafts int32 [B, H, W], and what the drafter decoded.
+    def drawn(
+        self, target: Target, keys: jax.Array
+    ) -> tuple[jax.Array, jax.Array | None, Decoded]:
+        """The drafts int32 [B, H, W], what they were drawn from, and their counts.
+
+        The second is log-probabilities [B, N, V] of each cell given drafts before it in
+        raster order, which take the drafter one pass more; None if nothing tells them.
 
         Raises:
           ValueError: the drafter does not fit the target.
         """
         draft = check_drafter(target, self.draft)
         low = decode(self.method, draft, draft_keys(keys))
-        return rescaled(self.upsampler, low.tokens, draft, target), low
+        log_q, tell = None, getattr(self.method, "log_q", None)
+        if tell and draft.grid == target.grid and isinstance(self.upsampler, Nearest):
+            log_q = tell(draft, low.tokens)
+        if log_q is not None:
+            low = replace(low, target_passes=low.target_passes + 1)
+        return rescaled(self.upsampler, low.tokens, draft, target), log_q, low
 
 
 def rescaled(
