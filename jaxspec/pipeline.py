@@ -319,6 +319,10 @@ class Pipeline:
             network_of(config), params, condition, sampling, visible, codes, null
         )
 
+    def grammar(self, size: Size | None = None) -> ImageGrammar:
+        """Which cells of the grid of one size are newlines."""
+        return ImageGrammar.of(dict(self.config.decoders)[self.config.check_size(size)])
+
     def trained(self, part: str, size: Size | None = None) -> tuple[Any, Any]:
         """Parameters and configuration of a network beside the model of one size.
 

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxspec
+from jaxspec import Sampling
 from jaxspec.decoding import (
     ACCEPTED,
     BONUS,
@@ -14,25 +16,44 @@ from jaxspec.decoding import (
     FORCED,
     RESAMPLED,
     ImageGrammar,
+    Target,
+    tree,
     wavefront,
 )
+from jaxspec.decoding.drafting import Tree
 from jaxspec.methods import (
     AR,
     EAGLE,
     EAGLE2,
+    LANTERN,
+    LANTERNPP,
+    LPD,
     PJD,
     SCD,
     SJD,
+    SSD,
+    FlashAR,
     MuLo,
     Speculative,
     ZipAR,
 )
+from jaxspec.methods.lantern import Pooled
 from jaxspec.methods.upsampled import Upsampled, draft_keys
-from jaxspec.testing import divergence, exact_check, keys_of, toy_target
+from jaxspec.models import abstract
+from jaxspec.models.lpd import LPDConfig, LPDNet
+from jaxspec.pipeline import Pipeline
+from jaxspec.testing import (
+    divergence,
+    exact_check,
+    keys_of,
+    random_weights,
+    toy_target,
+)
 from jaxspec.upsampling import Nearest
-from tests import toy
+from tests import toy, toy_lumina
 
 D, A, R, B, F = DRAWN, ACCEPTED, RESAMPLED, BONUS, FORCED
+TREE = ((0,), (1,), (0, 0), (0, 1), (0, 0, 0))
 
 
 def target(grid, codes=3, batch=1, **how):
@@ -79,6 +100,20 @@ BY_HAND = {
         [[0, 1, 1, 0], [1, 2, 2, 0]],
         [[D, A, B, F], [A, A, B, F]],
         3,
+    ),
+    # 1, 2 and the newline are kept and 4 is for free; then 5 and 6. Of 3 levels, that
+    # of the newline and what is behind 6 have no drafts: 2 + 4 in each of two rounds.
+    "LANTERN, all kept": (
+        LANTERN(target((2, 3), batch=2, seed=1), 3, 2, 99, delta=1.0),
+        [[0, 1, 1, 0], [1, 2, 2, 0]],
+        [[D, A, A, F], [B, A, A, F]],
+        2 * (2 + 4),
+    ),
+    "LANTERN++, all kept": (
+        LANTERNPP(target((2, 3), batch=2, seed=1), TREE, ratio=1e9),
+        [[0, 1, 1, 0], [1, 2, 2, 0]],
+        [[D, A, A, F], [B, A, A, F]],
+        2 * (2 + 2),
     ),
     "MuLo, all kept": (
         MuLo(target((2, 1), batch=2), Nearest(), AR(), threshold=0.0, neighbours=1),
@@ -131,7 +166,6 @@ def test_passes_of_released_zipar_at_768_px(window, passes):
 GRID = (2, 2)
 TOP_K = {"temperature": 0.8, "guidance": 1.5, "top_k": 2}
 TOP_P = {"temperature": 1.2, "guidance": 0.5, "top_p": 0.8}
-TREE = ((0,), (1,), (0, 0), (0, 1), (0, 0, 0))
 
 
 def drafter(grid=GRID, **sampling):
@@ -150,6 +184,8 @@ EXACT = [
     (Speculative(drafter(), 2), TOP_K),
     (EAGLE2(drafter(), depth=3, top_k=2, total=5), TOP_P),
     (EAGLE(drafter(), tree=TREE), {}),
+    (LANTERN(drafter(), 3, 2, 5, neighbours=3, delta=0.0), TOP_P),
+    (LANTERNPP(drafter(), TREE, ratio=1.0), TOP_K),
     (MuLo(drafter((1, 1)), Nearest(), AR(), threshold=2.0, neighbours=1), {}),
 ]
 
@@ -171,6 +207,65 @@ def test_what_a_cell_can_hold():
     )
     with pytest.raises(ValueError, match="newline code, 3, not None"):
         Speculative(toy_target((2, 3), 4)).start(target((2, 2)), keys_of(1))
+
+
+def test_no_rule_keeps_what_the_grammar_forbids():
+    """A newline in a picture's cell, a code in a newline's, and what rejects leave."""
+    grammar, codes = ImageGrammar((2, 3), 3), jnp.array([[1, 2, 3], [0, 2, 3], [0] * 3])
+    codes = jnp.concatenate([codes, jnp.array([[0, 1, 2]])])  # all others of each
+    certain = jnp.where(jnp.arange(4) == 3, 0.0, -jnp.inf)
+    even = jnp.where(jnp.arange(4) < 3, -jnp.log(3.0), -jnp.inf)
+    rule = Pooled(3, delta=1.0, residual="released")
+    b, static = 50, ("rule", "grammar")
+    judge = jax.jit(tree.judge_along, static_argnums=4, static_argnames=static)
+    for cell, child, log_p in ((1, 3, even), (2, 0, certain)):
+        one = jnp.zeros((b, 2), jnp.int32)
+        grown = Tree(
+            tokens=one.at[:, 1].set(child),
+            parent=one,
+            depth=one.at[:, 1].set(1),
+            valid=one == 0,
+            scores=jnp.zeros((b, 1)),
+            drawn=None,
+            source=one,
+        )
+        route = judge(
+            grown,
+            jnp.broadcast_to(log_p, (b, 2, 4)),
+            keys_of(b),
+            jnp.full(b, cell),
+            1,
+            passes=jnp.ones(b, jnp.int32),
+            rule=rule,
+            codes=codes,
+            grammar=grammar,
+        )
+        # All of p is pooled, so the rule would keep it; of what it leaves, which is all
+        # codes alike, those that fit are drawn.
+        np.testing.assert_array_equal(route.kept, 0)
+        assert set(np.asarray(route.token).tolist()) == (
+            {3} if cell == 2 else {0, 1, 2}
+        )
+
+
+def test_methods_that_draw_no_newlines_say_so_first(monkeypatch):
+    family = toy_lumina.family()
+    monkeypatch.setattr(Pipeline, "show", lambda *_: pytest.fail("it ran"))
+    for method in (LPD(), FlashAR(), SSD()):
+        said = f"{type(method).__name__} draws grids without newlines only, and this"
+        with pytest.raises(ValueError, match=said):
+            jaxspec.generate(family, "a cat", method=method)
+    with pytest.raises(ValueError, match="LPD draws grids without newlines only"):
+        LPD(lpd_target()).start(target((2, 2)), keys_of(1))
+
+
+def lpd_target():
+    """LPD's model of the same cells and codes, the newlines among them."""
+    config = LPDConfig(4, 8, 1, 2, 16, (2, 3), "features", 4, 8)
+    shapes = abstract.lpd(config)
+    condition = target((2, 2)).condition
+    how = random_weights(shapes), condition, Sampling.create(4)
+    return Target.create(LPDNet(config), *how)
 
 
 def test_greedy_methods_agree():

@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 from jaxspec.acceptance import Cooled, Ratio
-from jaxspec.decoding import ACCEPTED, BONUS, DRAWN, RESAMPLED, advance, begin, tree
+from jaxspec.decoding import (
+    ACCEPTED,
+    BONUS,
+    DRAWN,
+    RESAMPLED,
+    ImageGrammar,
+    advance,
+    begin,
+    tree,
+)
 from jaxspec.decoding.drafting import Growth, Tree, ancestors, take
 from jaxspec.decoding.shapes import Dynamic, Static
 from jaxspec.methods import AR, EAGLE, EAGLE2
@@ -172,7 +181,8 @@ def first_two(out: Tree, log_p, depth: int, rule):
     if rule is None:
         route = tree.draw_along(*common)
     else:
-        route = tree.judge_along(*common, passes=0 * DONE + 1, rule=rule)
+        how = {"rule": rule, "grammar": ImageGrammar((3, 4))}
+        route = tree.judge_along(*common, passes=0 * DONE + 1, **how)
     tokens = take(out.tokens, route.nodes[:, 1:3])
     last = jnp.arange(2)[None] == route.kept[:, None]
     tokens = jnp.where(last, route.token[:, None], tokens)
@@ -215,7 +225,8 @@ def test_a_rule_knows_how_deep_a_child_is():
     """Certain at the root's children, and hopeless behind them."""
     out = grown(random_log(4, 4), Static(SMALL), DONE, True)
     steep = Cooled(delta=1e6, nu=100.0)
-    route = jax.jit(tree.judge_along, static_argnums=4, static_argnames="rule")(
+    static = {"static_argnums": 4, "static_argnames": ("rule", "grammar")}
+    route = jax.jit(tree.judge_along, **static)(
         out,
         random_log(4, 4, seed=2)[out.tokens],
         keys_of(IMAGES, 1),
@@ -223,6 +234,7 @@ def test_a_rule_knows_how_deep_a_child_is():
         3,
         passes=0 * DONE + 1,
         rule=steep,
+        grammar=ImageGrammar((3, 4)),
     )
     np.testing.assert_array_equal(route.kept, 1)
 

@@ -60,13 +60,26 @@ class ImageGrammar:
         h, w = self.grid
         return self.forced(jnp.arange(h * w)).reshape(h, w)
 
+    def fits(self, cells: jax.Array, codes: jax.Array) -> jax.Array:
+        """Whether codes can stand at cells; of shapes that broadcast."""
+        if self.newline is None:
+            return jnp.ones(jnp.broadcast_shapes(cells.shape, codes.shape), bool)
+        return self.forced(cells) == (codes == self.newline)
+
     def allowed(self, logits: jax.Array, cells: jax.Array) -> jax.Array:
         """Logits [B, T, V] of cells [B, T], -inf for codes that cannot be there."""
         if self.newline is None:
             return logits
-        is_newline = jnp.arange(logits.shape[-1]) == self.newline
-        fits = self.forced(cells)[..., None] == is_newline[None, None]
-        return jnp.where(fits, logits, -jnp.inf)
+        codes = jnp.arange(logits.shape[-1])[None, None]
+        return jnp.where(self.fits(cells[..., None], codes), logits, -jnp.inf)
+
+    def refuse(self, method: str) -> None:
+        """Raises ValueError if there are newlines, for a method that draws none."""
+        if self.newline is not None:
+            raise ValueError(
+                f"{method} draws grids without newlines only, and this model ends "
+                "rows with them: take another method, such as ZipAR"
+            )
 
     def without(self, grids: Any) -> Any:
         """Grids [..., H, W] without the newlines."""

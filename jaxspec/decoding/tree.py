@@ -140,8 +140,8 @@ def step(target: Target, how: Growing, state: TreeState, rule: Rule) -> TreeStat
             how.shape.depth,
             passes=passes,
             rule=rule,
-            codes=state.codes,
             grammar=target.grammar,
+            codes=state.codes,
         )
     left = jnp.clip(end - state.done, 0, how.shape.depth)
     decoded = replace(
@@ -267,8 +267,8 @@ def judge_along(
     *,
     passes: jax.Array,
     rule: Rule,
+    grammar: ImageGrammar,
     codes: jax.Array | None = None,
-    grammar: ImageGrammar | None = None,
 ) -> Route:
     """Tests the children of a node one after the other, and goes to the first kept.
 
@@ -281,15 +281,18 @@ def judge_along(
       rule: judges a child; its place is its depth behind the root's children. It may
         have `rejected(log_p, log_q, drafts, codes)`, what a reject leaves of p,
         log-probabilities [B, 1, V], where that is not its residual.
+      grammar: no rule rejects a newline, or keeps what cannot be.
       codes: for the rule.
-      grammar: if there are newlines, which no rule rejects.
     """
     b, m, v = log_p.shape
     place = jnp.arange(m)[None]
 
-    def left(p, q, token, deep):
+    def left(p, q, token, cell, deep):
         own = getattr(rule, "rejected", None)
-        return own(p, q, token, codes) if own else rest_of(rule, p, q, deep)
+        rest = own(p, q, token, codes) if own else rest_of(rule, p, q, deep)
+        if grammar.newline is None:
+            return rest
+        return jax.nn.log_softmax(grammar.allowed(rest, cell), axis=-1)
 
     def on(carry):
         route, over, p, tried, after = carry
@@ -308,11 +311,10 @@ def judge_along(
         cell = done[:, None] + deep
         coin = uniform(cell_keys(keys, cell, ACCEPT, attempt))
         kept = coin < chance(rule, p, q, token, codes, deep)
-        if grammar is not None and grammar.newline is not None:
-            kept |= grammar.forced(cell) & (token == grammar.newline)
+        kept = (kept | grammar.forced(cell)) & grammar.fits(cell, token)
         kept = kept[:, 0]
         testing, going = some & ~over, some & kept & ~over
-        rest = jnp.where(testing[:, None, None], left(p, q, token, deep), p)
+        rest = jnp.where(testing[:, None, None], left(p, q, token, cell, deep), p)
         p = jnp.where(going[:, None, None], take(log_p, child), rest)
         is_token = jax.nn.one_hot(token, v, dtype=bool)
         tried = (tried | is_token) & ~going[:, None, None]

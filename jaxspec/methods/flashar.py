@@ -39,7 +39,8 @@ class FlashAR:
     head: Flash | None = field(default=None, repr=False, metadata={"arrays": True})
 
     def fits(self, pipeline: "Pipeline", size: Size) -> None:
-        """Raises ValueError if the family has no head for that size."""
+        """Raises ValueError if the family has newlines, or no head for that size."""
+        pipeline.grammar(size).refuse("FlashAR")
         if self.head is None:
             pipeline.trained("flashar", size)
 
@@ -116,8 +117,7 @@ class FlashAR:
                 f"head must be a Flash that was trained with the target, not "
                 f"{self.head!r}; jaxspec.generate takes the family's own"
             )
-        if target.grammar.newline is not None:
-            raise ValueError("FlashAR draws grids without newlines only")
+        target.grammar.refuse("FlashAR")
         config: Any = target.model.config
         self.head.check(config)
         flash = self.head.unstacked()

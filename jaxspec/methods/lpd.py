@@ -69,7 +69,8 @@ class LPD:
                 )
 
     def fits(self, pipeline: "Pipeline", size: Size) -> None:
-        """Raises ValueError if the family has no model, or one of other groups."""
+        """Raises ValueError if the family has newlines, no model, or other groups."""
+        pipeline.grammar(size).refuse("LPD")
         if self.model is None:
             self._sizes(pipeline.trained("lpd", size)[1])
 
@@ -162,6 +163,7 @@ class LPD:
                 "model must be a Target of an LPDNet: jaxspec.generate takes the "
                 "family's own"
             )
+        target.grammar.refuse("LPD")
         target.check_companion(model)
         config = model.model.config
         if self.ramp and model.sampling.guidance is not None:

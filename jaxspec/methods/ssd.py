@@ -101,7 +101,8 @@ class SSD:
             )
 
     def fits(self, pipeline: "Pipeline", size: Size) -> None:
-        """Raises ValueError if the family lacks a head, or what drafts in its place."""
+        """Raises ValueError if the family has newlines, or lacks what drafts."""
+        pipeline.grammar(size).refuse("SSD")
         check_fits(self.upsampled, pipeline, size)
         if self.upsampled is None and self.head is None:
             pipeline.trained("ssd", size)
@@ -153,8 +154,7 @@ class SSD:
 
     def _check(self, target: Target) -> None:
         """Raises ValueError as `start` says."""
-        if target.grammar.newline is not None:
-            raise ValueError("SSD draws grids without newlines only")
+        target.grammar.refuse("SSD")
         if self.upsampled is not None:
             if self.head is not None:
                 raise ValueError("drafts are a head's or upsampled: give one of both")
