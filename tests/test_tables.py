@@ -1,15 +1,24 @@
 """The papers' tables: cells come from the runs that they name."""
 
+import re
 from dataclasses import replace
 
 import pytest
 
+import jaxspec
 from experiments.tables import gsd, mulo
-from experiments.tables.layout import draw_group, folder_of, markdown, measured
+from experiments.tables.command import command
+from experiments.tables.layout import (
+    draw_group,
+    folder_of,
+    markdown,
+    measured,
+    read_group,
+)
 from jaxspec.evaluation.prompts import load_prompts
 from jaxspec.evaluation.scores import write_scores
 from jaxspec.methods import ZipAR
-from tests import runs
+from tests import runs, toy_lumina
 
 
 def test_measured_stands_beside_published(tmp_path):
@@ -20,7 +29,7 @@ def test_measured_stands_beside_published(tmp_path):
     base = runs.made(folder_of(tmp_path, group, "coco", ar), of=of)
     fast = {"cells": runs.rows, "drafted": 10, "seconds": 0.25}
     other = runs.made(folder_of(tmp_path, group, "coco", zipar), ZipAR(), of=of, **fast)
-    cells = measured(group, tmp_path)
+    cells = measured(group, read_group(group, tmp_path))
     assert cells[0] == ["1.00", "–", "–", "–", "–"]
     assert cells[1][0] == "withheld"  # nothing is known of its quality
     for folder, value in ((base, 30.0), (other, 33.0)):
@@ -63,12 +72,50 @@ def test_groups_are_those_of_the_papers():
 def test_a_group_is_drawn_and_read(tmp_path):
     small = replace(gsd.EMOJI, size=32, rows=gsd.EMOJI.rows[:1])
     draw_group(small, tmp_path, "emoji", "emoji", load_prompts("emoji")[:2])
-    assert measured(small, tmp_path) == [["1.00", "16.0", "–", "–"]]
+    assert measured(small, read_group(small, tmp_path)) == [["1.00", "16.0", "–", "–"]]
 
 
-def test_command_names_its_groups(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["gsd", "--group", "nothing"])
-    from experiments.tables.command import command
+def table(monkeypatch, capsys, module, *words) -> str:
+    monkeypatch.setattr("sys.argv", ["table", *map(str, words)])
+    command(module.TITLE, module.NOTE, module.GROUPS, module.EMOJI)
+    return capsys.readouterr().out
 
-    with pytest.raises(SystemExit, match="--group is one of lumina-mgpt-partiprompts"):
-        command(gsd.TITLE, gsd.NOTE, gsd.GROUPS, gsd.EMOJI)
+
+def test_tables_of_lumina_are_measured_on_a_tiny_one(tmp_path, monkeypatch, capsys):
+    """Table 1 and the clusters, from a folder and a file of prompts."""
+    family, prompts = tmp_path / "lumina", tmp_path / "prompts.txt"
+    jaxspec.save(toy_lumina.family(), family)
+    prompts.write_text("a red heart\na cat on a mat\n")
+    words = ["--family", family, "--prompts", prompts, "--size", 64, "--batch-size", 2]
+    words += ["--runs", tmp_path / "runs"]
+    for group in ("lumina-mgpt-partiprompts", "lumina-mgpt-clusters"):
+        text = table(monkeypatch, capsys, gsd, "--group", group, *words)
+    measured_on = "Measured on parti: toy Lumina, 64 px, 2 pictures.\n\n| method |"
+    _, partiprompts, coco, clusters, _ = text.split("\n## ")
+    assert measured_on in partiprompts and measured_on in clusters
+    assert "Measured" not in coco
+    assert "| AR | 112.29 † / " in partiprompts
+    assert "| 2392 † / 16.0 " in partiprompts  # our 4 x 4 cells, and no newlines
+    assert "| Amplify-3 | 31.31 † / withheld | 586 † / " in partiprompts
+    names = {"none": "1035", "distance": "913.8", "by-q": "685.3", "by-p": "636.2"}
+    for name, published in (names | {"all": "636.8"}).items():
+        found = re.search(rf"\| {name} \| {published} † / ([0-9.]+)", clusters)
+        assert found and 1 <= float(found[1]) <= 16, clusters
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "said"),
+    [
+        (gsd, ["nothing"], "--group is one of lumina-mgpt-partiprompts"),
+        (gsd, ["lumina-mgpt-clusters"], "--prompts is missing: the file of parti's"),
+        (
+            gsd,
+            ["lumina-mgpt-clusters", "--name", "emoji"],
+            "--name is one of parti, not 'emoji': no column of lumina-mgpt-clusters",
+        ),
+        (mulo, ["tar-7b-512-px"], "--name is missing: .* one of coco, geneval, dpg"),
+    ],
+)
+def test_what_no_column_would_show_is_refused(module, words, said, monkeypatch, capsys):
+    with pytest.raises(SystemExit, match=said):
+        table(monkeypatch, capsys, module, "--group", *words)

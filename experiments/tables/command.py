@@ -37,6 +37,27 @@ def emoji_group(rows: Sequence[Row]) -> Group:
     return Group("emoji, 128 px", 128, rows, EMOJI_COLUMNS)
 
 
+def prompt_set(group: Group, name: str | None, prompts: str | None) -> tuple[str, str]:
+    """A prompt set of a group as its columns call it, and the file of its prompts.
+
+    Raises:
+      ValueError: the group has no such set, or it has several and none is named, or
+        there is no file.
+    """
+    known = ", ".join(group.prompts)
+    if name is None and len(group.prompts) > 1:
+        raise ValueError(f"--name is missing: which prompts these are, one of {known}")
+    name = group.prompts[0] if name is None else name
+    if name not in group.prompts:
+        raise ValueError(
+            f"--name is one of {known}, not {name!r}: no column of {group.slug} would "
+            "show it"
+        )
+    if prompts is None and name != "emoji":
+        raise ValueError(f"--prompts is missing: the file of {name}'s prompts")
+    return name, prompts or "emoji"
+
+
 def command(title: str, note: str, groups: Sequence[Group], emoji: Group) -> None:
     """Runs the table's command line."""
     known = {group.slug: group for group in (*groups, emoji)}
@@ -50,11 +71,21 @@ def command(title: str, note: str, groups: Sequence[Group], emoji: Group) -> Non
             str, typer.Option(help="The family's name or folder.")
         ] = "emoji",
         prompts: Annotated[
-            str, typer.Option(help="A file of prompts, for `jaxspec evaluate run`.")
-        ] = "emoji",
+            str | None,
+            typer.Option(
+                help="A file of prompts, for `jaxspec evaluate run`.  [default: the "
+                "emoji captions, for the emoji group]",
+                show_default=False,
+            ),
+        ] = None,
         name: Annotated[
-            str, typer.Option(help="What columns call these prompts.")
-        ] = "emoji",
+            str | None,
+            typer.Option(
+                help="Which of the group's prompt sets these are.  [default: the only "
+                "one]",
+                show_default=False,
+            ),
+        ] = None,
         size: Annotated[
             int | None,
             typer.Option(help="Pixels a side, to try a group on a small family."),
@@ -82,10 +113,11 @@ def command(title: str, note: str, groups: Sequence[Group], emoji: Group) -> Non
             if group is not None:
                 if group not in known:
                     raise ValueError(f"--group is one of {', '.join(known)}")
+                asked = known[group]
+                name, prompts = prompt_set(asked, name, prompts)
                 jaxspec.use_compile_cache()
                 chosen = load_prompts(prompts)[:limit]
                 how = {"images": num_images, "batch_size": batch_size}
-                asked = known[group]
                 asked = replace(asked, size=size or asked.size)
                 draw_group(asked, runs, family, name, chosen, **how)
                 if group == emoji.slug:

@@ -21,6 +21,7 @@ from jaxspec.evaluation.scorers import Options, score_run
 from jaxspec.evaluation.scores import write_scores
 from jaxspec.evaluation.tables import told
 from jaxspec.recipe import Recipe
+from jaxspec.sizes import size_label
 
 NOTHING = "–"
 SMOKE = 8  # captions
@@ -63,6 +64,11 @@ class Group:
     @property
     def slug(self) -> str:
         return self.name.lower().replace(" ", "-").replace(",", "")
+
+    @property
+    def prompts(self) -> list[str]:
+        """The prompt sets of its columns."""
+        return list(dict.fromkeys(column.prompts for column in self.columns))
 
 
 # What columns read.
@@ -137,25 +143,48 @@ def score_group(group: Group, runs: Path, prompts: str, metrics, options: Option
         write_scores(run.results.folder, score_run(run.results, metrics, options))
 
 
-def measured(group: Group, runs: Path) -> list[list[str]]:
-    """What was measured, a row a method and a cell a column."""
-    cells = [[NOTHING] * len(group.columns) for _ in group.rows]
-    for prompts in {column.prompts for column in group.columns}:
+def read_group(group: Group, runs: Path) -> dict[str, dict[int, Shown]]:
+    """The runs that are there, by prompt set and by number of the row."""
+    out = {}
+    for prompts in group.prompts:
         folders = [folder_of(runs, group, prompts, row) for row in group.rows]
         there = [i for i, path in enumerate(folders) if (path / RUN).is_file()]
-        found = dict(zip(there, shown([folders[i] for i in there]), strict=True))
-        for i, run in found.items():
-            pair = paired(found[0], run) if i and 0 in found else None
+        found = shown([folders[i] for i in there])
+        out[prompts] = dict(zip(there, found, strict=True))
+    return out
+
+
+def measured(group: Group, found: Mapping[str, Mapping[int, Shown]]) -> list[list[str]]:
+    """What was measured (see `read_group`), a row a method and a cell a column."""
+    cells = [[NOTHING] * len(group.columns) for _ in group.rows]
+    for prompts, of_rows in found.items():
+        for i, run in of_rows.items():
+            pair = paired(of_rows[0], run) if i and 0 in of_rows else None
             for k, column in enumerate(group.columns):
-                if column.prompts == prompts and (i == 0 or pair or 0 not in found):
+                if column.prompts == prompts:
                     cells[i][k] = column.read(run, pair)
     return cells
 
 
+def measured_on(found: Mapping[str, Mapping[int, Shown]]) -> str:
+    """What was drawn, a line a prompt set: a trial is not taken for the real thing."""
+    lines = []
+    for prompts, of_rows in found.items():
+        kinds = {
+            f"{run.results.run.settings['family']}, "
+            f"{size_label(run.results.run.settings['size'])} px, "
+            f"{run.counts['pictures']} pictures"
+            for run in of_rows.values()
+        }
+        if kinds:
+            lines.append(f"Measured on {prompts}: {'; '.join(sorted(kinds))}.\n\n")
+    return "".join(lines)
+
+
 def markdown(group: Group, runs: Path) -> str:
     """The group as a table: "published / measured" where a paper has numbers."""
-    rows = []
-    for row, found in zip(group.rows, measured(group, runs), strict=True):
+    rows, there = [], read_group(group, runs)
+    for row, found in zip(group.rows, measured(group, there), strict=True):
         cells = []
         for column, value in zip(group.columns, found, strict=True):
             own = row.published.get(column.name)
@@ -163,7 +192,8 @@ def markdown(group: Group, runs: Path) -> str:
             cells.append(f"{own or NOTHING} / {value}" if any_ else value)
         rows.append([row.name, *cells])
     heads = ["method", *[column.name for column in group.columns]]
-    return f"## {group.name}\n\n{markdown_table(heads, rows)}\n"
+    table = markdown_table(heads, rows)
+    return f"## {group.name}\n\n{measured_on(there)}{table}\n"
 
 
 def page(title: str, note: str, groups: Sequence[Group], runs: Path) -> str:
