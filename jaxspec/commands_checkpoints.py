@@ -126,7 +126,9 @@ def drafter(
     """Convert one of LANTERN's drafters into a folder, and nothing but a drafter.
 
     `convert llamagen --drafter` and `convert anole --drafter` put it into a family's
-    folder, and check it against its target.
+    folder, and check it against its target. Alone it is for Python: a method takes it,
+    as in `jaxspec.EAGLE2(Eagle(params, config))` with what
+    `jaxspec.checkpoints.load_model` returns (`jaxspec.models.drafter.Eagle`).
     """
     from jaxspec.checkpoints.published import DRAFTERS
 

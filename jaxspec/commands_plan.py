@@ -27,7 +27,7 @@ DTYPES = ("bfloat16", "float16", "float32")
 Examples:
   jaxspec plan --family tar-1.5b --size 1024 --batch 8
   jaxspec plan --family tar-7b --method mulo --knob rows_at_once=8
-  jaxspec plan --family lumina-7b-768 --method sjd
+  jaxspec plan --family lumina-7b-768 --method sjd --size 576x1024
   jaxspec plan --family path/to/converted --dtype float32 --json"""
 )
 def plan(
@@ -85,6 +85,7 @@ def plan(
 def lines(found: Any) -> Iterator[str]:
     """A plan as a table."""
     from jaxspec.planning import CARDS
+    from jaxspec.sizes import size_label
 
     x = found.settings
     unit, name = (1e9, "GB") if found.total >= 1e9 else (1e6, "MB")
@@ -93,8 +94,8 @@ def lines(found: Any) -> Iterator[str]:
         return f"  {what:<22}{size / unit:>9.2f} {name}"
 
     yield (
-        f"{x['family']}, {x['size']} px, batch {x['batch']}, {x['method']['name']}, "
-        f"guidance {x['guidance']:g}, {x['dtype']}"
+        f"{x['family']}, {size_label(x['size'])} px, batch {x['batch']}, "
+        f"{x['method']['name']}, guidance {x['guidance']:g}, {x['dtype']}"
     )
     yield "weights, all at once:"
     for part, size in found.weights.items():

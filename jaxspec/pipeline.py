@@ -148,6 +148,22 @@ class PipelineConfig:
     def sizes(self) -> tuple[Size, ...]:
         return tuple(size for size, _ in self.decoders)
 
+    def sized(self, size: Size | str | None) -> tuple["PipelineConfig", Size]:
+        """As `Pipeline.sized`, and the size whose model draws it."""
+        size = self.defaults.size if size is None else checked_size(size)
+        if isinstance(size, int) or size in self.sizes:
+            return self, self.check_size(size)
+        trained, text = self.text.sized(sides_of(size))
+        return self.with_size(size, trained, text), trained
+
+    def with_size(self, size: Size, like: Size, text: Reader) -> "PipelineConfig":
+        """With one size more, of a model as that of another, read by `text`."""
+        network = dict(self.decoders)[like]
+        newline = ImageGrammar.of(network).newline is not None
+        h, w = (side // self.vq.factor for side in sides_of(size))
+        network = replace(network, grid=(h, w + newline))
+        return replace(self, decoders=(*self.decoders, (size, network)), text=text)
+
     def check_size(self, size: Size | str | None) -> Size:
         """The size itself, or the default for None; raises ValueError if untrained."""
         size = self.defaults.size if size is None else checked_size(size)
@@ -194,22 +210,12 @@ class Pipeline:
         Raises:
           ValueError: none of its models draws that size.
         """
-        config, decoders = self.config, dict(self.config.decoders)
-        size = None if size is None else checked_size(size)
-        if size is None or size in decoders:
+        config, trained = self.config.sized(size)
+        if config is self.config:
             return self
-        if isinstance(size, int):
-            config.check_size(size)  # which says so
-        trained, text = config.text.sized(sides_of(size))
-        (h, w), factor = sides_of(size), config.vq.factor
-        grammar = ImageGrammar.of(decoders[trained])
-        columns = w // factor + (grammar.newline is not None)
-        network = replace(decoders[trained], grid=(h // factor, columns))
-        more = (*config.decoders, (size, network))
-        weights = dict(self.params["decoders"])
-        weights[size_label(size)] = weights[size_label(trained)]
-        params = {**self.params, "decoders": weights}
-        return Pipeline(params, replace(config, decoders=more, text=text))
+        new, weights = config.sizes[-1], self.params["decoders"]
+        decoders = {**weights, size_label(new): weights[size_label(trained)]}
+        return Pipeline({**self.params, "decoders": decoders}, config)
 
     def ask(self, prompts: Prompts | None = None, **start) -> Asked:
         """What prompts ask for, or what is given in their place; computes nothing.

@@ -19,8 +19,9 @@ from jaxspec.methods import AR
 from jaxspec.models.chameleon import ChameleonGridConfig
 from jaxspec.pipeline import Pipeline, PipelineConfig, abstract_params
 from jaxspec.pixels import pictures
+from jaxspec.reading.lumina import SQUARES, LuminaReader
 from jaxspec.sampling import Sampling
-from jaxspec.sizes import Size, sides_of
+from jaxspec.sizes import Size, checked_size, sides_of, size_label
 
 GIGABYTE = 10**9
 CARDS = (24, 80, 141)  # GB
@@ -73,7 +74,8 @@ def plan(
 
     Args:
       config: of the family, such as `jaxspec.presets.preset("tar-1.5b")`.
-      size: pixels a side; the family's default.
+      size: any that the family draws; its default. Of Lumina-mGPT, whose models differ
+        by their weights alone, any square that was published.
       batch: pictures at once.
       method: how to decode; plain AR by default.
       guidance: the family's default; 1 is off and has one cache row a picture.
@@ -86,10 +88,15 @@ def plan(
     check_method(method)
     if batch < 1:
         raise ValueError(f"batch must be 1 or more, not {batch}")
-    chosen = config.check_size(size)
     params = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, dtype), abstract_params(config)
     )
+    weights = {name: size_of(x) for name, x in _parts(params)}
+    config, trained = _sized(config, size)
+    chosen = trained if size is None else checked_size(size)
+    decoders = params["decoders"]
+    shared = {size_label(chosen): decoders[size_label(trained)]}
+    params = {**params, "decoders": {**decoders, **shared}}
     stages = {
         name: peak(function, params, *inputs)
         for name, function, inputs in config.text.programs(batch)
@@ -100,7 +107,7 @@ def plan(
     stages["passes"] = peak(draw, *inputs)
     stages["pictures"] = _pictures(config, params, chosen, batch)
     return Plan(
-        weights={name: size_of(x) for name, x in _parts(params)},
+        weights=weights,
         stages=stages,
         settings={
             "family": config.name,
@@ -111,6 +118,16 @@ def plan(
             "guidance": config.defaults.guidance if guidance is None else guidance,
         },
     )
+
+
+def _sized(config: PipelineConfig, size: Size | None) -> tuple[PipelineConfig, Size]:
+    """The family, able to draw a size, and the size whose model it takes for it."""
+    given = None if size is None else checked_size(size)
+    text, known = config.text, config.sizes
+    if isinstance(text, LuminaReader) and given in SQUARES and given not in known:
+        like = config.defaults.size
+        return config.with_size(given, like, replace(text, sizes=(*known, given))), like
+    return config.sized(given)
 
 
 def _parts(params: dict[str, Any]):

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxspec.checkpoints import CHAMELEON, CHAMELEON_RAW, CHAMELEON_VQ, to_torch
 from jaxspec.models import abstract
-from jaxspec.models.chameleon import ChameleonGridConfig
+from jaxspec.models.chameleon import ChameleonConfig, ChameleonGridConfig
 from jaxspec.models.vq import VQConfig
 from jaxspec.reading.lumina import code_name
 from jaxspec.testing import random_weights
@@ -71,6 +71,28 @@ def raw_language_model(path: Path, seed: int = 0) -> Path:
     """One file under Meta's names, in Meta's layout, as Anole came first."""
     grid = ChameleonGridConfig(toy_lumina.language(), (1, 1))
     return save(path, to_torch(language_params(seed), grid, CHAMELEON_RAW))
+
+
+def sliced_language_model(folder: Path, language: ChameleonConfig, slices: int) -> Any:
+    """Meta's layout of a model in slices, in a folder; returns its parameters."""
+    grid = ChameleonGridConfig(language, (1, 1))
+    params = random_weights(abstract.chameleon(grid))
+    parts = [{} for _ in range(slices)]
+    for key, x in to_torch(params, grid, CHAMELEON_RAW).items():
+        name = key.removesuffix(".weight").rpartition(".")[2]
+        by_input = name in ("wo", "w2", "tok_embeddings")
+        whole = name in ("attention_norm", "ffn_norm", "norm")
+        split = [x] * slices if whole else np.split(x, slices, axis=int(by_input))
+        for part, own in zip(parts, split, strict=True):
+            part[key] = own[0] if "normalization" in key else own
+    for i, part in enumerate(parts):
+        save(folder / f"consolidated.{i:02d}.safetensors", part)
+    told = {"n_heads": language.heads, "swin_norm": language.output_norms}
+    told |= {"norm_eps": language.norm_epsilon}
+    (folder / "params.json").write_text(
+        json.dumps({"model": told, "model_parallel_size": slices})
+    )
+    return params
 
 
 def tokenizer_files(folder: Path) -> dict[str, Path]:

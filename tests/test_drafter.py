@@ -75,8 +75,9 @@ def test_a_released_drafter_converts(released, tmp_path):
     other = published("llamagen_c2i_tiny").state_dict
     save_file(other, tmp_path / "other.safetensors")
     settings: dict[str, Any] = {"size": 256, "heads": 4, "part": DRAFTERS}
-    with pytest.raises(ValueError, match="is of LlamaGen c2i, not of LANTERN drafter"):
-        convert_model(tmp_path / "other.safetensors", tmp_path / "none", **settings)
+    for told in ({"part": DRAFTERS}, settings):
+        with pytest.raises(ValueError, match="it is of LlamaGen c2i, not of LANTERN d"):
+            convert_model(tmp_path / "other.safetensors", tmp_path / "none", **told)
     told = convert_model(
         tmp_path / "drafter.safetensors", tmp_path / "ours", **settings
     )

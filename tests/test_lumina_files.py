@@ -1,22 +1,27 @@
 """Lumina-mGPT and Anole from files laid out as published, through the command line."""
 
 import json
+from dataclasses import replace
 
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 import jaxspec
+from jaxspec.checkpoints import convert_model, load_model, read
 from jaxspec.checkpoints.chameleon import grid_config
 from jaxspec.checkpoints.readers import Checkpoint
+from jaxspec.models.chameleon import ChameleonGridConfig
 from jaxspec.pipeline import Defaults
 from tests import toy_lumina
-from tests.converting import left_behind, run
+from tests.converting import left_behind, run, save
 from tests.lumina_files import (
     VQ,
     language_model,
     language_params,
     raw_language_model,
+    sliced_language_model,
     tokenizer_files,
     vq_params,
 )
@@ -80,6 +85,39 @@ def test_anole_in_either_layout(files, tmp_path):
         assert (size, config.grid, config.newline) == (512, (32, 32), None)
         assert family.config.text.kind == "anole"
         assert_same(family.params["decoders"]["512"], language_params())
+
+
+def test_slices_of_several_devices_are_one_model(tmp_path):
+    """As Meta's 34B: of four heads, each has a slice, and norms of its own."""
+    language = replace(toy_lumina.language(), heads=4, key_heads=4, norm_epsilon=1e-6)
+    language = replace(language, head_norms=(4, 4), output_norms=True)
+    want = sliced_language_model(tmp_path / "34b", language, 4)
+    convert_model(tmp_path / "34b", tmp_path / "out")
+    config, params = load_model(tmp_path / "out")
+    assert config == ChameleonGridConfig(language, (32, 32), newline=None)
+    assert_same(params, want)
+
+    slices = sorted((tmp_path / "34b").glob("*.safetensors"))
+    own = load_file(slices[1])
+    for path, changed, said in [
+        (
+            slices[1],
+            own,
+            "01.safetensors is one of 4 slices of a model: give their fol",
+        ),
+        (slices[1].parent, own | {"rope.freqs": own["norm.weight"]}, "not all slices"),
+        (slices[1].parent, own | {"norm.weight": np.ones(3)}, "slices of norm.weight "),
+    ]:
+        save(slices[1], changed)
+        with pytest.raises(ValueError, match=said):
+            read(path)
+    save(slices[1], own)
+    (tmp_path / "34b" / "params.json").unlink()
+    with pytest.raises(ValueError, match="params.json, with swin_norm, must be beside"):
+        convert_model(tmp_path / "34b", tmp_path / "none")
+    slices[1].unlink()
+    with pytest.raises(FileNotFoundError, match=r"lacks slices .* consolidated\.01"):
+        read(tmp_path / "34b")
 
 
 def test_weights_that_were_not_made_to_draw(files, tmp_path):

@@ -134,6 +134,26 @@ def test_lumina_7b_by_hand():
     assert found.fits(80) and not found.fits(24)
 
 
+def test_lumina_is_planned_at_sizes_of_other_weights():
+    """Squares that were published, and what else the model draws."""
+    found = plan(preset("lumina-7b-768"), size=1024)
+    want = plan(preset("lumina-7b-1024"))
+    assert found.stages == want.stages and found.total == want.total
+    weights = found.weights["decoders/768"], want.weights["decoders/1024"]
+    assert weights[0] == weights[1] and len(found.weights) == len(want.weights)
+    small, wide = (plan(preset("lumina-7b-768"), size=s) for s in (None, (576, 1024)))
+    width, depth = 4096, 32
+    cells = 36 * 65 - 48 * 49  # rows with a newline each; two caches, bfloat16
+    more = wide.stages["passes"] - small.stages["passes"]
+    assert more == pytest.approx(2 * 2 * depth * 2 * width * cells, rel=0.05)
+    for size, said in [
+        (640, "lumina-7b-768 has no model for 640 px"),
+        ((96, 768), "draws no 96x768 .height x width.; the nearest it was trained on"),
+    ]:
+        with pytest.raises(ValueError, match=said):
+            plan(preset("lumina-7b-768"), size=size)
+
+
 def test_mulo_has_neighbours_of_newlines_too():
     """Of 8,192 codes and a newline; a grid of 8 x 8 codes, a newline in each row."""
     config = toy_lumina.family().config

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -36,9 +37,62 @@ TREE = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0))
 def test_a_node_sees_itself_and_those_above():
     """0 - 1 - 3, 0 - 2 - 4 - 5."""
     parent = jnp.array([[0, 0, 0, 1, 2, 4]])
-    rows = ["100000", "110000", "101000", "110100", "101010", "101011"]
-    want = np.array([[c == "1" for c in row] for row in rows])
+    want = as_bits("100000", "110000", "101000", "110100", "101010", "101011")
     np.testing.assert_array_equal(ancestors(parent, 3)[0], want)
+
+
+def as_bits(*rows: str) -> np.ndarray:
+    return np.array([[c == "1" for c in row] for row in rows])
+
+
+def test_what_a_pass_feeds_by_hand():
+    """The root at cell 2 of 6 cells; behind it 1 and 2 at cell 3, behind 1 node 3."""
+    fed = {}
+
+    class Spy:
+        def read(self, cache, tokens, cells, write, visible, slots):
+            fed.update(cells=cells, write=write, visible=visible, slots=slots)
+            return tokens, cache
+
+        def log_probs(self, read, cells):
+            return cells  # of what comes behind
+
+    one = jnp.zeros((1, 4), jnp.int32)
+    nodes = Tree(
+        tokens=one,
+        parent=jnp.array([[0, 0, 0, 1]]),
+        depth=jnp.array([[0, 1, 1, 2]]),
+        valid=one == 0,
+        scores=one,
+        drawn=None,
+        source=one,
+    )
+    decoded = SimpleNamespace(tokens=jnp.zeros((1, 2, 3)))
+    state = SimpleNamespace(cache=None, done=jnp.array([3]), decoded=decoded)
+    behind, _, _ = tree._read(Spy(), state, nodes, 2)
+    np.testing.assert_array_equal(behind, [[3, 4, 4, 5]])
+    np.testing.assert_array_equal(fed["cells"], [[2, 3, 3, 4]])
+    np.testing.assert_array_equal(fed["slots"], [[2, 6, 7, 8]])
+    # Final cells, and of the nodes in scratch slots itself and those above.
+    want = as_bits("111000 000", "111000 100", "111000 010", "111000 101")
+    np.testing.assert_array_equal(fed["visible"][0], np.delete(want, 6, axis=1))
+
+
+def test_what_was_kept_is_copied_to_its_cells():
+    """Slots hold their numbers: 4 of the prefix, 12 cells, 6 of scratch."""
+    target = toy_target(GRID, CODES, 2, guidance=2.0)
+    numbers = jnp.broadcast_to(jnp.arange(22.0)[None, None, :, None], (4, 1, 22, 1))
+    out = target.keep(
+        Cache((numbers,), (numbers,)),
+        slots=jnp.array([[14, 16], [12, 17]]),
+        cells=jnp.array([[2, 3], [7, 8]]),
+        valid=jnp.array([[True, True], [True, False]]),
+    )
+    want = np.arange(22) * np.ones((4, 1))  # two rows an image
+    want[:2, [4 + 2, 4 + 3]] = 4 + 14, 4 + 16
+    want[2:, 4 + 7] = 4 + 12
+    for found in jax.tree.leaves(out):
+        np.testing.assert_array_equal(found[:, 0, :, 0], want)
 
 
 def test_a_static_tree_reads_what_has_children():

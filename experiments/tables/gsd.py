@@ -3,10 +3,11 @@
 python -m experiments.tables.gsd              the tables, with what has been measured
 python -m experiments.tables.gsd --smoke      the whole way, on a few emoji captions
 
-To measure one, with a converted family and its prompt set:
+To measure one, with a converted family and its prompt set (`--size` tries it on a
+small family):
 
 python -m experiments.tables.gsd --group lumina-mgpt-partiprompts --family FOLDER \
-    --prompts PartiPrompts.tsv --name parti
+    --prompts PartiPrompts.tsv
 jaxspec evaluate score runs/tables/lumina-mgpt-partiprompts/parti/* \
     --metric clip --protocol sjd --weights FILE
 """

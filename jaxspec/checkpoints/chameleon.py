@@ -50,16 +50,28 @@ def chameleon_config(
     )
 
 
-def chameleon_raw_config(state_dict: Mapping[str, Tensor]) -> ChameleonConfig:
-    """Configuration of a Chameleon in Meta's layout, in one file.
+def chameleon_raw_config(
+    args: Mapping[str, Any], state_dict: Mapping[str, Tensor]
+) -> ChameleonConfig:
+    """Configuration of a Chameleon in Meta's layout, in one file or in slices.
 
-    The file has no arguments; what its shapes do not tell is as in the 7B model.
+    Args:
+      args: Meta's `params.json`, if it is there; else what shapes do not tell is as in
+        the 7B model, which is the one that is in one file.
+      state_dict: the weights; slices have norms of heads of their own.
 
     Raises:
-      ValueError: a tensor that tells something is missing.
+      ValueError: a tensor that tells something is missing, or slices lack the file.
     """
+    told = args.get("model", args)
     vocab, width = shape_of(state_dict, "tok_embeddings.weight")
-    (head_width,) = shape_of(state_dict, "layers.0.attention.q_normalization.weight")
+    norm = "layers.0.attention.{}_normalization.weight"
+    *slices, head_width = shape_of(state_dict, norm.format("q"))
+    if slices and "swin_norm" not in told:
+        raise ValueError(
+            "params.json, with swin_norm, must be beside the slices: nothing else "
+            "tells whether layers norm what they take (7B) or what they return (34B)"
+        )
     layers = (key.split(".") for key in state_dict if key.startswith("layers."))
     return ChameleonConfig(
         vocab_size=vocab,
@@ -69,6 +81,10 @@ def chameleon_raw_config(state_dict: Mapping[str, Tensor]) -> ChameleonConfig:
         key_heads=shape_of(state_dict, "layers.0.attention.wk.weight")[0] // head_width,
         head_width=head_width,
         hidden=shape_of(state_dict, "layers.0.feed_forward.w1.weight")[0],
+        norm_epsilon=told.get("norm_eps", 1e-5),
+        rotary_base=told.get("rope_theta", 1e4),
+        head_norms=(slices[0], slices[0]) if slices else (1, 1),
+        output_norms=bool(told.get("swin_norm")),
     )
 
 

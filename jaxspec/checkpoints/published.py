@@ -105,7 +105,7 @@ class Family:
     def size(self, tensors: Mapping[str, Tensor]) -> str:
         """Such as "XL (36 layers, 1280 wide)"."""
         width, depth = self.measure(tensors)
-        plain = f"{depth} layers, {width} wide"
+        plain = f"{depth} layer{'s' * (depth != 1)}, {width} wide"
         name = self.sizes.get((width, depth))
         return f"{name} ({plain})" if name else f"a size of its own ({plain})"
 
@@ -248,7 +248,7 @@ def _chameleon(checkpoint, size, heads) -> ChameleonGridConfig:
 
 
 def _chameleon_raw(checkpoint, size, heads) -> ChameleonGridConfig:
-    language = chameleon_raw_config(checkpoint.tensors)
+    language = chameleon_raw_config(checkpoint.args, checkpoint.tensors)
     if heads not in (None, language.heads):
         raise ValueError(f"its shapes tell {language.heads} heads, not {heads}")
     return grid_config(language, checkpoint, size)

@@ -1,9 +1,9 @@
 """Opening checkpoint files: no weights are loaded, and no code of a file ever runs.
 
 `.safetensors`, PyTorch's zip files (`.pt`, `.pth`, `.bin`, `.ckpt`) through its own
-weights-only, memory-mapped loader, index files of either in several shards, and Hugging
-Face folders. What is opened has the shapes and types of its tensors; their values are
-read one by one, when asked for.
+weights-only, memory-mapped loader, index files of either in several shards, Hugging
+Face folders, and Meta's of a model in slices. What is opened has the shapes and types
+of its tensors; their values are read one by one, when asked for.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from safetensors import safe_open
 
 from jaxspec.checkpoints.containers import peel
 from jaxspec.checkpoints.hub import TORCH, WEIGHTS, local
+from jaxspec.checkpoints.slices import check_whole, joined, slices_of
 
 # In the order in which a folder is searched for its weights.
 NAMES = (
@@ -33,6 +34,7 @@ NAMES = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
+CONFIGS = ("config.json", "params.json")  # Hugging Face's, or Meta's
 LISTED = 100  # entries of an argument that are listed
 RESAVE = "docs/converting.md says how to save it again safely"
 _SAFETENSORS_TYPES = {
@@ -73,7 +75,8 @@ class Checkpoint:
       files: those that hold the weights.
       tensors: by PyTorch's own names, wrappers taken off.
       containers: the wrappers, outermost first, such as ("model", "sd", "module.").
-      args: constructor arguments beside the weights (Tar), or a folder's config.json.
+      args: constructor arguments beside the weights (Tar), or a folder's config.json or
+        params.json.
       name: of the model's class, where the file tells it.
       left_out: entries beside the weights that were passed over, such as "optimizer".
     """
@@ -104,8 +107,9 @@ def read(path: str | os.PathLike, weights: str | None = None) -> Checkpoint:
     """Opens a checkpoint and takes its wrappers off; loads no weights.
 
     Args:
-      path: a weights file, the index of a sharded one, a folder that holds either, or
-        the name of a file or folder on the Hugging Face hub (see `hub`).
+      path: a weights file, the index of a sharded one, a folder that holds either or a
+        model in slices, or the name of a file or folder on the Hugging Face hub (see
+        `hub`).
       weights: which of several sets to take, such as "ema".
 
     Raises:
@@ -117,10 +121,17 @@ def read(path: str | os.PathLike, weights: str | None = None) -> Checkpoint:
         holds several sets of weights and none is chosen, or none at all.
     """
     path = local(path)
-    config = read_json(path / "config.json") if (path / "config.json").is_file() else {}
+    told = [path / name for name in CONFIGS if (path / name).is_file()]
+    config = read_json(told[0]) if told else {}
     files = _weights_of(path, config) if path.is_dir() else (path,)
+    if path.is_file():
+        check_whole(path)
     if files[0].name.endswith(".index.json"):
         files, content = _open_sharded(files[0])
+    elif slices_of(files):
+        parts = [_tensors(file) for file in files]
+        with naming(path):
+            content = joined(parts)
     else:
         content = _merged({file.name: _open(file) for file in files})
     with naming(path):
@@ -168,7 +179,8 @@ def _weights_of(folder: Path, config: Mapping[str, Any]) -> tuple[Path, ...]:
         if (folder / name).is_file():
             return (folder / name,)
     found = sorted(p for p in folder.iterdir() if p.suffix in WEIGHTS and p.is_file())
-    if len(found) == 1 or (found and "decoders" in config):  # a family of ours
+    ours = "decoders" in config  # a family
+    if len(found) == 1 or (found and ours) or slices_of(found):
         return tuple(found)
     names = [p.name for p in found]
     if any(re.search(r"-\d+-of-\d+\.", name) for name in names):
@@ -286,6 +298,13 @@ def _open_torch(path: Path, start: bytes) -> Any:
         raise ValueError(
             f"{path} cannot be read: {str(error).partition('.')[0]}; is it whole?"
         ) from error
+
+
+def _tensors(path: Path) -> dict[str, FileTensor]:
+    """The tensors of one file, its wrappers taken off."""
+    content = _open(path)
+    with naming(path):
+        return {k: _file_tensor(k, x) for k, x in peel(content).tensors.items()}
 
 
 def _file_tensor(key: str, x: Any) -> FileTensor:

@@ -75,6 +75,7 @@ class Part:
 def open_model(
     path: str | os.PathLike,
     *,
+    part: str | None = None,
     size: int | None = None,
     heads: int | None = None,
     weights: str | None = None,
@@ -84,14 +85,15 @@ def open_model(
 
     Args:
       path: as for `read`.
+      part: what it must be in a family, such as `DRAFTERS`; None is anything.
       size, heads: as for `Family.configure`.
       weights: as for `read`.
       dtype: cast to it, such as "bfloat16"; None keeps what the file has.
 
     Raises:
       FileNotFoundError, ModuleNotFoundError: as `read` does.
-      ValueError: as `read` and `Family.configure` do; it is of no known family; or its
-        tensors do not fit, with all that is wrong.
+      ValueError: as `read` and `Family.configure` do; it is of no known family, or
+        another part; or its tensors do not fit, with all that is wrong.
     """
     checkpoint = read(path, weights)
     try:
@@ -100,6 +102,9 @@ def open_model(
             names = ", ".join(family.name for family in FAMILIES)
             first = ", ".join(list(checkpoint.tensors)[:3])
             raise ValueError(f"of none of the families {names}: it has {first}, ...")
+        if part not in (None, family.part):
+            kinds = " or ".join(x.name for x in FAMILIES if x.part == part)
+            raise ValueError(f"it is of {family.name}, not of {kinds}")
         config = family.configure(checkpoint, size, heads)
         found = parameters(checkpoint.tensors, config, family.table, dtype)
     except ValueError as error:
@@ -207,15 +212,11 @@ def convert_model(
       What `provenance.json` holds.
 
     Raises:
-      FileNotFoundError, ModuleNotFoundError, ValueError: as `open_model` does; it is
-        another part; the folder is not empty; weights are not finite; the format is not
-        known.
+      FileNotFoundError, ModuleNotFoundError, ValueError: as `open_model` does; the
+        folder is not empty; weights are not finite; the format is not known.
       OSError: it cannot be written.
     """
-    model = open_model(path, **how)
-    if part not in (None, model.family.part):
-        kinds = " or ".join(x.name for x in FAMILIES if x.part == part)
-        raise ValueError(f"{path} is of {model.family.name}, not of {kinds}")
+    model = open_model(path, part=part, **how)
 
     def write(partial: Path) -> None:
         values = {

@@ -264,7 +264,10 @@ def chameleon_raw_entries(config: ChameleonGridConfig) -> Iterator[Entry]:
     """Chameleon under Meta's names, in Meta's layout."""
     layer, width = "layers.{layer}.", config.head_width
     turned = Layout(lambda x: _halves(x.T, width), lambda x: _pairs(x, width).T)
-    head = Layout(lambda x: _halves(x[None], width), lambda x: _pairs(x, width)[0])
+    head = Layout(  # (D) or, of slices, (slices, D); (1 or slices, D)
+        lambda x: _halves(np.atleast_2d(x), width),
+        lambda x: _pairs(x, width)[0] if len(x) == 1 else _pairs(x, width),
+    )
     yield from (x for x in TRUNK if x.path != "qkv")
     yield Entry("query", (f"{layer}attention.wq.weight",), turned)
     yield Entry(

@@ -27,6 +27,7 @@ TURN = 8710  # ends a turn of the chat, <reserved08706>
 NEWLINE = 8803  # ends a row of codes, <reserved08799>
 SIDE = 8804  # and n more: a side of n patches, <reserved08800> ...
 PATCH = 32  # pixels a side that a size token counts
+SQUARES = (512, 768, 1024)  # pixels a side, those of Lumina-mGPT's published models
 SLOTS = 32  # prompts are padded to a multiple, so that few lengths compile
 # Settings of the published code of both (and of SJD, GSD and ZipAR).
 DEFAULTS = {"guidance": 3.0, "top_k": 2000}
@@ -279,6 +280,7 @@ __all__ = [
     "CODES",
     "DEFAULTS",
     "FIRST",
+    "SQUARES",
     "AnoleReader",
     "LuminaReader",
     "code_name",
