@@ -171,8 +171,8 @@ def generate(
         bool,
         typer.Option(
             "--map",
-            help="Write -map.png beside each picture: where its cells came from, and "
-            "in which pass.",
+            help="Write -map.png beside each picture: where its cells came from, in "
+            "which pass, and the draft of the whole, if there was one.",
         ),
     ] = False,
     animate: Annotated[
@@ -200,6 +200,9 @@ def generate(
 
             if cluster or (coordinator, processes, process_id) != (None,) * 3:
                 sharding.initialize(coordinator, processes, process_id)
+            alone = jax.process_count() == 1
+            if animate and not alone:
+                raise ValueError("--animate is for one process: leave it out")
             jaxspec.use_compile_cache()
             loading = weight_type(dtype)
             if shape is not None:
@@ -227,7 +230,9 @@ def generate(
                 from jaxspec.figures import save_png
 
                 beside = _unused(path.with_name(f"{path.stem}-map.png"))
-                save_png(beside, result.map(file.which), file.chunks)
+                # Drafts are made pictures by all processes, and only one is here.
+                sheet = result.map(file.which, params if alone else None)
+                save_png(beside, sheet, file.chunks)
                 typer.echo(f"wrote {beside}")
             if animate:
                 from jaxspec.maps import save_animation

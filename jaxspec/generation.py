@@ -94,19 +94,28 @@ class Generated:
         images = self.images if images is None else images
         return labelled_grid(list(images), labels, columns)
 
-    def map(self, i: int | None = None) -> np.ndarray:
+    def map(self, i: int | None = None, params: Pipeline | None = None) -> np.ndarray:
         """Where each cell came from, and the pass that made it final; uint8 [H, W, 3].
 
-        Picture i with its two maps, or all pictures with theirs on one sheet.
+        Args:
+          i: picture i with its two maps; None is all pictures with theirs on a sheet.
+          params: the family that drew them; with it a whole picture that was drafted
+            first, as by `MuLo`, stands before its result.
+
+        Raises:
+          ValueError: another family drew the pictures.
         """
+        drafts = None
+        if params is not None and self.stats.drafts is not None:
+            self._check_family(params)
+            drafts = decode_tokens(params, self.stats.drafts[self._chosen(i)])
         chosen = self._chosen(i)
         name = self.settings["method"]["name"]
         passes = np.asarray(self.stats.target_passes) + 1
         labels = [f"{self.label(k)}: {name}, {passes[k]} passes" for k in chosen]
         stats = jax.tree.map(lambda x: x[chosen], self.stats)
-        return map_sheet(
-            self.images[chosen], stats, labels, math.ceil(math.sqrt(len(chosen) / 3))
-        )
+        columns = math.ceil(math.sqrt(len(chosen) / 3))
+        return map_sheet(self.images[chosen], stats, labels, columns, drafts)
 
     def frames(
         self, params: Pipeline, i: int | None = None, *, most: int = 60
@@ -124,11 +133,7 @@ class Generated:
         Raises:
           ValueError: `most` is less than 2, or another family drew the pictures.
         """
-        if params.config.name != self.settings["family"]:
-            raise ValueError(
-                f"the pictures were drawn by {self.settings['family']!r}, and params "
-                f"are of {params.config.name!r}: give those that drew them"
-            )
+        self._check_family(params)
         chosen = self._chosen(i)
         final = np.asarray(self.stats.final_pass)[chosen]
         images = self.images[chosen]
@@ -146,6 +151,14 @@ class Generated:
         if i is not None:
             return pictures[:, 0]
         return np.stack([self.grid(frame) for frame in pictures])
+
+    def _check_family(self, params: Pipeline) -> None:
+        """Raises ValueError if another family drew the pictures."""
+        if params.config.name != self.settings["family"]:
+            raise ValueError(
+                f"the pictures were drawn by {self.settings['family']!r}, and params "
+                f"are of {params.config.name!r}: give those that drew them"
+            )
 
     def _chosen(self, i: int | None) -> list[int]:
         return list(range(len(self))) if i is None else [range(len(self))[i]]

@@ -55,7 +55,11 @@ def pass_colours(final_pass: np.ndarray, last: int) -> np.ndarray:
 
 
 def map_sheet(
-    images: np.ndarray, stats: Decoded, labels: Sequence[str], columns: int = 1
+    images: np.ndarray,
+    stats: Decoded,
+    labels: Sequence[str],
+    columns: int = 1,
+    drafts: np.ndarray | None = None,
 ) -> np.ndarray:
     """Each picture beside the origin of its cells and the pass that made them final.
 
@@ -66,6 +70,7 @@ def map_sheet(
       stats: of the same n pictures; newlines are left out.
       labels: a line for each.
       columns: pictures in a row.
+      drafts: uint8 [n, H, W, 3], what they were drafted as, to stand before them.
 
     Returns:
       The sheet, uint8 [height, width, 3].
@@ -80,14 +85,17 @@ def map_sheet(
         counts = [np.sum((origin[i] == o) & (final[i] >= 0)) for o in ORIGINS]
         came, when = origin_colours(origin[i], final[i]), pass_colours(final[i], last)
         no_legend = np.full((_room(sides[1]), sides[1], 3), 255, np.uint8)
-        for cells, legend in (
-            (image, no_legend),
-            (came, _origin_legend(sides[1], counts)),
-            (when, _pass_legend(sides[1], last)),
-        ):
+        shown = [
+            (image, no_legend, labels[i]),
+            (came, _origin_legend(sides[1], counts), "where each cell came from"),
+            (when, _pass_legend(sides[1], last), "pass that made it final"),
+        ]
+        if drafts is not None:
+            shown.insert(0, (drafts[i], no_legend, "what it was drafted as"))
+        for cells, legend, text in shown:
             panels.append(np.concatenate([_enlarged(cells, sides), legend]))
-        under += [labels[i], "where each cell came from", "pass that made it final"]
-    return labelled_grid(panels, under, 3 * columns)
+            under.append(text)
+    return labelled_grid(panels, under, len(panels) // len(images) * columns)
 
 
 def _enlarged(cells: np.ndarray, sides: tuple[int, int]) -> np.ndarray:

@@ -286,7 +286,17 @@ def test_generate_drafts_with_the_next_smaller_size():
     with toy.compilations() as compiled:
         redrawn = run(MuLo(draft=8, threshold=2.0, neighbours=4))
     assert "start" not in compiled and "_advance" not in compiled
-    np.testing.assert_array_equal(redrawn.tokens, run(AR()).tokens)
+    plain = run(AR())
+    np.testing.assert_array_equal(redrawn.tokens, plain.tokens)
+    # What was drafted stands beside what was drawn in its place.
+    np.testing.assert_array_equal(redrawn.stats.drafts, want)
+    assert plain.stats.drafts is None
+    sheet, others = redrawn.map(1, family), redrawn.map(1)
+    panel = sheet.shape[1] - others.shape[1]
+    np.testing.assert_array_equal(sheet[8:264, panel:], others[8:264])
+    small = jaxspec.decode_tokens(family, want[1:])[0]
+    drawn = sheet[8:264, 8:264][8::16, 8::16]
+    np.testing.assert_array_equal(drawn, small)
     for draft, size, said in (
         (None, 8, "toy has no model to draft for 8 px: no smaller size divides it"),
         (12, 16, "toy has no model for 12 px; trained sizes: 8, 16"),

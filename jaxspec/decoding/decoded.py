@@ -31,6 +31,8 @@ class Decoded:
       drafted: int32 [B], draft tokens that the target judged.
       bad_pass: int32 [B], the first pass with a log-probability that was not finite;
         -1 if none.
+      drafts: int32 [B, H, W], what another model drafted of the whole picture before
+        the target judged it; None with methods that have no such draft.
       newline: the code of the last column, which is forced, and final from the start;
         None if there is no such column.
     """
@@ -43,6 +45,7 @@ class Decoded:
     prefill_passes: jax.Array
     drafted: jax.Array
     bad_pass: jax.Array
+    drafts: jax.Array | None = None
     newline: int | None = field(default=None, metadata={"static": True})
 
     @staticmethod
@@ -82,6 +85,7 @@ class Decoded:
             tokens=cut(self.tokens),
             final_pass=cut(self.final_pass),
             origin=cut(self.origin),
+            drafts=None if self.drafts is None else cut(self.drafts),
             newline=None,
         )
 

@@ -305,7 +305,7 @@ class MuLo:
         return wavefront.finished(state.wave) & verified
 
     def decoded(self, state: MuLoState) -> Decoded:
-        return state.wave.decoded
+        return replace(state.wave.decoded, drafts=state.drafts)
 
     # The parts of a round.
 

@@ -83,7 +83,8 @@ class Jacobi(ABC):
             return self.begin(target, keys)
         tokens, log_q, low = self.upsampled.drawn(target, keys)
         state = self.begin(target, keys, upsampled=tokens, upsampled_log_q=log_q)
-        return replace(state, decoded=with_draft(state.decoded, low))
+        decoded = replace(with_draft(state.decoded, low), drafts=tokens)
+        return replace(state, decoded=decoded)
 
     def begin(
         self, target: Target, keys: jax.Array, **drafts: jax.Array | None
