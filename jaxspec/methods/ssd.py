@@ -148,7 +148,8 @@ class SSD:
             return state
         tokens, log_q, low = self.upsampled.drawn(target, keys)
         drafts = tokens.at[:, 0, 0].set(token[:, 0]).reshape(target.batch, -1), log_q
-        state = replace(state, drafts=drafts, decoded=with_draft(decoded, low))
+        decoded = replace(with_draft(decoded, low), drafts=tokens)
+        state = replace(state, drafts=drafts, decoded=decoded)
         cells = jnp.broadcast_to(jnp.arange(size), state.tokens.shape)
         return self._drafted(target, state, cells, jnp.ones_like(cells, bool))
 
