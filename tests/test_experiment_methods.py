@@ -3,6 +3,7 @@
 import importlib.util
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,8 @@ from experiments.methods.contestants import (
     for_family,
     select,
 )
-from jaxspec.methods import AR, GSD, SJD
+from jaxspec.decoding import ACCEPTED, BONUS, DRAWN, RESAMPLED
+from jaxspec.methods import AR, EAGLE2, GSD, SJD
 from jaxspec.models.transformer import Transformer
 from jaxspec.sampling import guide, log_probs
 from tests import toy
@@ -87,6 +89,23 @@ def test_speed_by_hand():
     assert got["AR"] == dict(seconds=0.5, ratio=1.0, passes_ratio=1.0, realised=None)
     want = dict(seconds=0.25, ratio=2.0, passes_ratio=4.0, realised=(1 / 2) / (3 / 4))
     assert got["SJD"] == pytest.approx(want)
+
+
+def test_drafts_kept_by_depth_by_hand():
+    """Rounds of 0, 2, 1 and, to the picture's end, 1; and of 3 and 2."""
+    codes = {"d": DRAWN, "a": ACCEPTED, "b": BONUS, "r": RESAMPLED}
+    rows = [[codes[x] for x in row] for row in ("draabarrr", "daaabaabb")]
+    origin = np.array(rows).reshape(2, 3, 3)
+    origin[0, 2] = [BONUS, RESAMPLED, ACCEPTED]
+    found = compare.kept_in_rounds(origin)
+    np.testing.assert_array_equal(found, [0, 2, 1, 0, 1, 3, 2, 0])
+    drawn = SimpleNamespace(origin=origin)
+    shares = [5 / 8, 3 / 8, 1 / 8]
+    assert compare.depths(EAGLE2(depth=3), drawn) == shares
+    assert compare.depths(AR(), drawn) is None
+    text = report.depth_table([{"name": "AR"}, {"name": "E", "depths": shares}])
+    assert text.endswith("| E | 62 % | 38 % | 12 % | 2.12 |\n")
+    assert report.depth_table([{"name": "AR", "depths": None}]) == ""
 
 
 def test_cells_outside_the_support_are_counted_apart():

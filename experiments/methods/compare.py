@@ -10,7 +10,8 @@ from scipy import stats
 from experiments.emoji import metrics
 from experiments.methods.contestants import REFERENCE, Contestant
 from experiments.methods.measure import Drawn, Task
-from jaxspec.decoding import ACCEPTED, describe
+from jaxspec.decoding import ACCEPTED, Method, describe
+from jaxspec.methods.eagle import Treed
 
 PICTURES = ("nll", "r1", "r5")  # measures that each picture has
 SETS = ("kid", "kid_ar")  # and that only a set has
@@ -103,6 +104,29 @@ def counts(drawn: Drawn) -> dict[str, Any]:
     }
 
 
+def kept_in_rounds(origin: np.ndarray) -> np.ndarray:
+    """Drafts that each round of a tree kept, of pictures [N, H, W] in raster order.
+
+    A round is drafts that were kept, and the target's own token behind them; where they
+    fill the picture there is none. The first cell is of no round.
+    """
+    kept = []
+    for cells in origin.reshape(len(origin), -1)[:, 1:]:
+        ends = np.flatnonzero(cells != ACCEPTED)
+        rounds = np.diff(ends, prepend=-1) - 1
+        left = len(cells) - 1 - (ends[-1] if len(ends) else -1)
+        kept += [*rounds, left] if left else [*rounds]
+    return np.array(kept)
+
+
+def depths(method: Method, drawn: Drawn) -> list[float] | None:
+    """The share of rounds that kept a draft of each depth, for methods with trees."""
+    if not isinstance(method, Treed):
+        return None
+    kept = kept_in_rounds(drawn.origin)
+    return [float(np.mean(kept > i)) for i in range(method.shape.depth)]
+
+
 def drawn_on(task: Task, drawn: Drawn) -> np.ndarray:
     """Cells [N, H, W] that are not plain background, which is easy to draft."""
     size = task.pipeline.config.defaults.size
@@ -145,6 +169,7 @@ def quality(
             "method": describe(each.method),
             "made_by": repr(each.method),
             **counts(one),
+            "depths": depths(each.method, one),
         }
         for name in PICTURES:
             others = np.stack([pictures[k][name] for k in ar if k != i])

@@ -58,6 +58,12 @@ LEGEND = """\
 """
 
 
+DEPTHS_LEGEND = """\
+## Drafts kept by depth
+
+Of the rounds of a tree, those that kept a draft of a depth or a deeper one. A round
+ends with a token of the target's own, but for one whose drafts fill the picture.
+"""
 SEVERAL = ("method", "distance", "to AR", "same", "to AR", "colour", "to AR")
 SEVERAL_LEGEND = """\
 - **distance**: of pictures of one caption, cosine of features less their mean over real
@@ -168,8 +174,29 @@ def table(record: dict[str, Any]) -> str:
     times = [f"faster at {batch} (realised)" for batch in batches]
     rows = [cells(row, batches) for row in record["rows"]]
     body = markdown_table([*SPEED, *times, *QUALITY], rows)
-    several = several_table(record["several"]) if record.get("several") else ""
-    return page("All methods side by side", record, "", body, LEGEND + several)
+    more = depth_table(record["rows"])
+    if record.get("several"):
+        more += several_table(record["several"])
+    return page("All methods side by side", record, "", body, LEGEND + more)
+
+
+def depth_table(rows: list[dict[str, Any]]) -> str:
+    """How deep rounds of trees went, as Markdown; nothing if there are no trees."""
+    trees = {row["name"]: row["depths"] for row in rows if row.get("depths")}
+    if not trees:
+        return ""
+    most = max(map(len, trees.values()))
+    heads = ["method", *[f"depth {i + 1}" for i in range(most)], "cells a round"]
+    lines = [
+        [
+            name,
+            *[percent(x) for x in shares],
+            *[""] * (most - len(shares)),
+            f"{1 + sum(shares):.2f}",
+        ]
+        for name, shares in trees.items()
+    ]
+    return f"\n{DEPTHS_LEGEND}\n{markdown_table(heads, lines)}\n"
 
 
 def several_table(several: dict[str, Any]) -> str:
