@@ -9,8 +9,9 @@ import pytest
 
 import jaxspec
 from jaxspec.checkpoints import LANTERN_ANOLE_DRAFTER, load_model, to_torch
+from jaxspec.decoding import ACCEPTED, BONUS, DRAWN, FORCED, RESAMPLED
 from jaxspec.decoding.drafting import Sequel
-from jaxspec.methods import AR, EAGLE2
+from jaxspec.methods import AR, EAGLE2, LANTERN
 from jaxspec.models import abstract
 from jaxspec.models.chameleon import ChameleonGridConfig
 from jaxspec.models.drafter import ChameleonEagleHead, Eagle, eagle_config
@@ -91,6 +92,24 @@ def test_it_drafts_behind_prompts_of_any_length(name):
     got, forced, visible = both(target, eagle, tokens)
     assert not visible.all()  # some rows are padded
     np.testing.assert_allclose(got, forced, rtol=0, atol=1e-4)
+
+
+def test_lantern_takes_no_code_for_a_newline():
+    """Of 8,192 codes and a newline; 4 rows of 4 cells, and what ends them."""
+    family = with_drafter(toy_lumina.family())
+    sampling = jaxspec.Sampling.create(8192, guidance=3.0)
+    condition = family.condition("a cat")
+    target = family.target(condition, sampling, 64)
+    method = LANTERN(depth=3, top_k=3, total=9, neighbours=4, delta=1.0)
+    method = method.bind(family, condition, sampling, 64)
+    assert method.table.shape == (8193, 4)
+    assert np.max(method.table[:-1]) < 8192  # a newline is nobody's neighbour
+    out = toy.decode_jitted(method, target, keys_of(1))
+    np.testing.assert_array_equal(out.tokens[..., -1], 8192)
+    assert np.max(out.tokens[..., :-1]) < 8192
+    np.testing.assert_array_equal(out.count(FORCED), 4)
+    parts = [out.count(x) for x in (DRAWN, ACCEPTED, RESAMPLED, BONUS)]
+    assert int(sum(parts)[0]) == 16
 
 
 def drafter_file(folder, config: ChameleonGridConfig):
