@@ -18,10 +18,10 @@ from experiments.methods.contestants import (
     for_family,
     joined,
     select,
-    unfrozen,
 )
 from experiments.methods.emoji import emoji
 from experiments.methods.emoji import several as of_several
+from experiments.methods.retrained import retrained
 from experiments.methods.run import SMOKE, Plan, measure
 
 EXAMPLES = """\b
@@ -114,7 +114,7 @@ def main(
         plan = Plan(count, seeds, batch, rounds, timed, others)
         plan = SMOKE if smoke else plan
         task = emoji(family, folder, plan.count, size)
-        there = for_family(task.pipeline) + unfrozen(task.pipeline, folder)
+        there = for_family(task.pipeline) + retrained(task.pipeline, folder)
         chosen = select(methods, there)
         several = of_several(task, folder) if plan.others > 1 else None
     except ValueError as error:

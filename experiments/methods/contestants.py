@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from pathlib import Path
 from typing import Literal
 
 from jaxspec.acceptance import Cooled
@@ -28,9 +27,7 @@ from jaxspec.methods import (
     ZipAR,
 )
 from jaxspec.methods.upsampled import Upsampled
-from jaxspec.models.flashar import Flash
 from jaxspec.pipeline import Pipeline
-from jaxspec.training.loop import PARAMS, load_params
 from jaxspec.upsampling import Nearest
 
 REFERENCE = "AR"
@@ -49,6 +46,8 @@ CONTESTANTS = (
     Contestant(REFERENCE, AR(), "exact"),
     Contestant("ZipAR-8", ZipAR(8), "biased"),
     Contestant("ZipAR-4", ZipAR(4), "biased"),
+    Contestant("ZipAR-2", ZipAR(2), "biased"),
+    Contestant("ZipAR-1", ZipAR(1), "biased"),
     Contestant("ZipAR-adaptive", ZipAR(4, adaptive=True), "biased"),
     Contestant("SJD", SJD(16), "exact"),
     Contestant("SJD-left", SJD(16, initial="sample-left"), "exact"),
@@ -116,18 +115,6 @@ def for_family(pipeline: Pipeline) -> list[Contestant]:
         return True
 
     return [each for each in (*CONTESTANTS, *joined(size)) if fits(each.method)]
-
-
-def unfrozen(pipeline: Pipeline, folder: Path) -> list[Contestant]:
-    """FlashAR with the target that was trained with its head, if `folder` has it."""
-    size = pipeline.config.defaults.size
-    stage = folder / f"flashar-{size}-unfrozen"
-    config = dict(pipeline.config.flashar).get(size)
-    if config is None or not (stage / PARAMS).exists():
-        return []
-    trained = load_params(stage)
-    head = Flash(trained["head"], config, trained["target"]).unstacked()
-    return [Contestant("FlashAR-unfrozen", FlashAR(head), "biased")]
 
 
 def select(
