@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         ZipAR,
     )
     from jaxspec.pipeline import Pipeline
+    from jaxspec.quantisation import quantised
     from jaxspec.sampling import Sampling, image_keys
 
 # Imported when first used, so that `jaxspec --help` does not wait for JAX.
@@ -64,6 +65,7 @@ _HOME = {
     "image_keys": "sampling",
     "load": "checkpoints.folder",
     "method_class": "decoding",
+    "quantised": "quantisation",
     "save": "checkpoints.folder",
     "use_compile_cache": "compile_cache",
 }
@@ -99,6 +101,7 @@ __all__ = [
     "image_keys",
     "load",
     "method_class",
+    "quantised",
     "save",
     "use_compile_cache",
 ]

@@ -35,6 +35,7 @@ from jaxspec.command_options import (
     Temperature,
     TopK,
     TopP,
+    Weights,
     WeightType,
     Window,
     chosen_method,
@@ -136,6 +137,7 @@ def generate(
     family: Family = "emoji",
     option: Reading = None,
     dtype: WeightType = None,
+    weights: Weights = None,
     mesh: MeshShape = None,
     cluster: Annotated[
         bool,
@@ -204,7 +206,7 @@ def generate(
             if animate and not alone:
                 raise ValueError("--animate is for one process: leave it out")
             jaxspec.use_compile_cache()
-            loading = weight_type(dtype)
+            loading = weight_type(dtype, weights)
             if shape is not None:
                 loading["mesh"] = sharding.make_mesh(*shape)
             params = jaxspec.load(family, **loading)

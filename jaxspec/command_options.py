@@ -67,7 +67,14 @@ WeightType = Annotated[
         "files have.  [default: float32]",
     ),
 ]
-
+Weights = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TYPE",
+        help="int8: the transformers' matrices as such, a quarter of float32's bytes.  "
+        "[default: as --dtype]",
+    ),
+]
 MeshShape = Annotated[
     str | None,
     typer.Option(
@@ -102,8 +109,8 @@ def _pairs(option: str, texts: list[str]) -> Iterator[tuple[str, str]]:
         yield name, value
 
 
-def weight_type(name: str | None) -> dict[str, Any]:
-    """`--dtype` as an argument of `load`.
+def weight_type(name: str | None, weights: str | None) -> dict[str, Any]:
+    """`--dtype` and `--weights` as arguments of `load`.
 
     Raises:
       ValueError: there is no such type.
@@ -111,7 +118,10 @@ def weight_type(name: str | None) -> dict[str, Any]:
     known = ("float32", "bfloat16", "float16", "file")
     if name is not None and name not in known:
         raise ValueError(f"--dtype must be {', '.join(known)}, not {name!r}")
-    return {} if name is None else {"dtype": None if name == "file" else name}
+    if weights not in (None, "int8"):
+        raise ValueError(f"--weights must be int8, not {weights!r}")
+    given = {} if name is None else {"dtype": None if name == "file" else name}
+    return given if weights is None else given | {"weights": weights}
 
 
 def reading(texts: list[str] | None) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from jaxspec.command_options import (
     Temperature,
     TopK,
     TopP,
+    Weights,
     WeightType,
     Window,
     chosen_method,
@@ -84,6 +85,7 @@ def run(
     family: Family = "emoji",
     option: Reading = None,
     dtype: WeightType = None,
+    weights: Weights = None,
     mesh: MeshShape = None,
     refill: Annotated[
         bool,
@@ -112,7 +114,7 @@ def run(
     """
     with one_line_errors(), one_line_warnings():
         chosen = chosen_method(method, window, knob)
-        loading, options = weight_type(dtype), reading(option)
+        loading, options = weight_type(dtype, weights), reading(option)
         shape = mesh_shape(mesh)
         from jaxspec.evaluation.prompts import load_prompts
         from jaxspec.evaluation.prompts import shard as share

@@ -23,6 +23,7 @@ from jaxspec.decoding import (
 )
 from jaxspec.decoding.refill import decode_refilled
 from jaxspec.methods import AR
+from jaxspec.models.int8 import has_int8
 from jaxspec.pipeline import Pipeline, network_of
 from jaxspec.reading import Asked
 from jaxspec.sampling import Sampling, image_keys
@@ -111,6 +112,7 @@ class Recipe:
             "method": describe(method),
             **chosen,
             **own,
+            **({"weights": "int8"} if has_int8(params) else {}),
         }
         return Recipe(params, method, size, sampling, settings)
 

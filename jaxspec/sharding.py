@@ -23,11 +23,13 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxspec.models.cache import Cache
+from jaxspec.models.int8 import has_int8
 
 if TYPE_CHECKING:
     from jaxspec.pipeline import Pipeline, PipelineConfig
 
 DATA, MODEL = "data", "model"
+NO_INT8 = "int8 weights cannot be split over devices: leave out the mesh, or int8"
 
 # A pattern that is looked for in a parameter's path, and how the parameter is split.
 Rule = tuple[str, P]
@@ -174,8 +176,10 @@ def shard(params: "Pipeline", mesh: Mesh, rules: Sequence[Rule] = RULES) -> "Pip
     `jaxspec.load(..., mesh=mesh)` reads them there, for what no device has room for.
 
     Raises:
-      ValueError: they cannot be split (see `layout`).
+      ValueError: they cannot be split (see `layout`), as int8 cannot.
     """
+    if has_int8(params):
+        raise ValueError(NO_INT8)
     check_heads(params.config, mesh)
     where = layout(params.params, mesh, rules)
     return replace(params, params=jax.tree.map(_put, params.params, where))

@@ -1,6 +1,8 @@
 """The GPU check at a size that a CPU can run: that it runs, and what adds up."""
 
 import json
+import subprocess
+import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -33,6 +35,11 @@ def test_the_check_runs_whole(tmp_path, capsys):
     weights = 2 * (2 * (4 * 32**2 + 3 * 32 * 64 + 2 * 32) + 32 + 32 * 64)
     assert record["weights_bytes"] == weights
     assert "AR" in capsys.readouterr().out
+
+
+def test_it_needs_no_library_of_the_command_line():
+    code = "import sys; sys.modules['typer'] = None; import experiments.gpu_check"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_nothing_is_started_that_has_no_time():

@@ -34,16 +34,18 @@ from jaxspec.checkpoints.writer import (
 )
 from jaxspec.models.chameleon import ChameleonGridConfig
 from jaxspec.models.flashar import FlashConfig
+from jaxspec.models.int8 import has_int8
 from jaxspec.models.lpd import LPDConfig
 from jaxspec.models.ssd import SSDConfig
 from jaxspec.models.transformer import TransformerConfig
 from jaxspec.models.upsampler import UpsamplerConfig
 from jaxspec.models.vq import VQConfig
 from jaxspec.pipeline import Defaults, Pipeline, PipelineConfig, abstract_params
+from jaxspec.quantisation import quantised
 from jaxspec.reading.llamagen import CaptionReader, ClassReader
 from jaxspec.reading.lumina import AnoleReader, LuminaReader
 from jaxspec.reading.tar import TarReader
-from jaxspec.sharding import RULES, Rule, check_heads, layout
+from jaxspec.sharding import NO_INT8, RULES, Rule, check_heads, layout
 from jaxspec.text import PieceText, tokenizer_of
 
 FAMILIES = Path(__file__).parent.parent / "families"
@@ -168,11 +170,16 @@ def save(
       format: "safetensors" (a file for each part), or "orbax" (written shard by shard).
 
     Raises:
-      ValueError: the folder is not empty, the format is not known, or a weight is not
-        finite (in the type asked for).
+      ValueError: the folder is not empty, the format is not known, or a weight is int8,
+        or not finite (in the type asked for).
     """
     folder = Path(folder)
     check_format(format)
+    if has_int8(params):
+        raise ValueError(
+            "int8 weights are not saved: save the family as it was before, and ask for "
+            "int8 when it is loaded"
+        )
     weights = params.params
     if dtype is not None:
         weights = _cast(weights, dtype)
@@ -360,6 +367,7 @@ def load(
     name_or_folder: str | os.PathLike = "emoji",
     *,
     dtype=jnp.float32,
+    weights: str | None = None,
     mesh: Mesh | None = None,
     rules: Sequence[Rule] = RULES,
 ) -> Pipeline:
@@ -368,6 +376,8 @@ def load(
     Args:
       name_or_folder: such as "emoji".
       dtype: of the weights in memory; None keeps the file's.
+      weights: "int8" for the transformers' matrices in int8 (see `jaxspec.quantised`);
+        the others have `dtype`, with which all is computed.
       mesh: of devices to split the weights over (see `jaxspec.sharding.make_mesh`);
         each device reads its own part of them.
       rules: how they are split (see `jaxspec.sharding.layout`).
@@ -375,8 +385,12 @@ def load(
     Raises:
       FileNotFoundError: there is no such family or folder.
       ValueError: the folder is damaged or does not hold what its configuration says, or
-        the weights cannot be split over the mesh.
+        the weights cannot be split over the mesh; or `weights` is not known.
     """
+    if weights not in (None, "int8"):
+        raise ValueError(f"weights must be 'int8' or None, not {weights!r}")
+    if weights is not None and mesh is not None:
+        raise ValueError(NO_INT8)
     config, folder = load_config(name_or_folder), _find(name_or_folder)
     with _one_line(folder / CONFIG):
         abstract = abstract_params(config)
@@ -386,4 +400,6 @@ def load(
         where = layout(want, mesh, rules)
     flat = read_weights(folder, want, dtype, where)
     leaves = [flat[k] for k in flatten(abstract)]
-    return Pipeline(jax.tree.unflatten(jax.tree.structure(abstract), leaves), config)
+    params = jax.tree.unflatten(jax.tree.structure(abstract), leaves)
+    pipeline = Pipeline(params, config)
+    return pipeline if weights is None else quantised(pipeline)

@@ -8,7 +8,8 @@ import jax
 def flatten(params: Any) -> dict[str, Any]:
     """Nested dictionaries to one, keys joined by slashes, in the tree's own order."""
     leaves = jax.tree.leaves_with_path(params)
-    return {"/".join(str(k.key) for k in path): leaf for path, leaf in leaves}
+    name = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")
+    return {name(path): leaf for path, leaf in leaves}
 
 
 def unflatten(flat: dict[str, Any]) -> Any:

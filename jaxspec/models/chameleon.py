@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 from jaxspec.models import llama
 from jaxspec.models.cache import Cache
+from jaxspec.models.int8 import matmul
 from jaxspec.models.llama import LlamaConfig
 from jaxspec.models.transformer import rms_norm
 
@@ -187,7 +188,7 @@ class ChameleonGrid(nn.Module):
 
     def read_out(self, features: jax.Array) -> jax.Array:
         """float32 logits [..., V] of the cell after each of `features` [..., C]."""
-        return (features @ self.head).astype(jnp.float32)
+        return matmul(features, self.head).astype(jnp.float32)
 
     def __call__(
         self,

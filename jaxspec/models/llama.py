@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.models.cache import Cache, through_cache
+from jaxspec.models.int8 import matmul, parameter
 from jaxspec.models.stacks import unstack
 from jaxspec.models.transformer import attend, gated, in_heads, rms_norm
 
@@ -180,7 +181,8 @@ def block(
     def attended(h):
         (query,), (key, value) = heads(h, "query"), heads(h, "key_value", 2)
         h = attention(normed(query, "query"), normed(key, "key"), value)
-        return h.swapaxes(1, 2).reshape(b, t, -1) @ layer["attention_out"]
+        h = h.swapaxes(1, 2).reshape(b, t, -1)
+        return matmul(h, layer["attention_out"])
 
     def branch(run, norm):
         scaled = lambda h: rms_norm(h, layer[norm], config.norm_epsilon)
@@ -275,7 +277,7 @@ class Llama(nn.Module):
             }
         self.norm = self.param("norm", nn.initializers.ones, (c.width,))
         if not c.tied:
-            self.head = self.param("head", normal, (c.width, c.vocab_size))
+            self.head = parameter(self, "head", normal, (c.width, c.vocab_size))
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Input embeddings [B, T, C] of tokens [B, T]."""
@@ -297,7 +299,7 @@ class Llama(nn.Module):
         """float32 logits [..., V] of the token after each state [..., C]."""
         h = rms_norm(states, self.norm, self.config.norm_epsilon)
         head = self.token_embedding.T if self.config.tied else self.head
-        return (h @ head).astype(jnp.float32)
+        return matmul(h, head).astype(jnp.float32)
 
     def __call__(self, tokens: jax.Array, seen: jax.Array | None = None) -> jax.Array:
         """Teacher-forced logits [B, T, V] of the tokens after tokens [B, T].

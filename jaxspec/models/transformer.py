@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.models.cache import Cache, through_cache
+from jaxspec.models.int8 import Int8, matmul, parameter
 from jaxspec.models.stacks import split, unstack
 
 
@@ -101,7 +102,7 @@ def llama_block(
             h = rms_norm(h, layer["attention_norm"], config.norm_epsilon)
         h = attention(*in_heads(h, layer["qkv"], 3, config.head_width))
         h = h.swapaxes(1, 2).reshape(b, t, -1)
-        x = x + drop(0, h @ layer["attention_out"])
+        x = x + drop(0, matmul(h, layer["attention_out"]))
     with jax.named_scope("feed_forward"):
         h = rms_norm(x, layer["ffn_norm"], config.norm_epsilon)
         x = x + drop(1, gated(h, layer["gate_up"], layer["down"]))
@@ -110,7 +111,7 @@ def llama_block(
 
 def in_heads(
     x: jax.Array,
-    weight: jax.Array,
+    weight: jax.Array | Int8,
     parts: int,
     head_width: int,
     bias: jax.Array | None = None,
@@ -119,7 +120,7 @@ def in_heads(
 
     `weight` is [C, parts * K * D], or [C, parts, K * D]; `bias` has no C.
     """
-    h = jnp.tensordot(x, weight, 1)
+    h = matmul(x, weight)
     if bias is not None:
         h = h + bias.reshape(1, 1, *h.shape[2:])
     h = h.reshape(*x.shape[:2], parts, -1, head_width)
@@ -208,14 +209,17 @@ def attend_causal(q, key, value, visible, blocks: int = 4) -> jax.Array:
 
 
 def gated(
-    x: jax.Array, gate_up: jax.Array, down: jax.Array, activation=nn.silu
+    x: jax.Array,
+    gate_up: jax.Array | Int8,
+    down: jax.Array | Int8,
+    activation=nn.silu,
 ) -> jax.Array:
     """Gated feed-forward layer (SwiGLU by default) of x [..., C].
 
     `gate_up` is [C, 2F] or [C, 2, F].
     """
-    h = jnp.tensordot(x, gate_up, 1).reshape(*x.shape[:-1], 2, -1)
-    return (activation(h[..., 0, :]) * h[..., 1, :]) @ down
+    h = matmul(x, gate_up).reshape(*x.shape[:-1], 2, -1)
+    return matmul(activation(h[..., 0, :]) * h[..., 1, :], down)
 
 
 def layer_shapes(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
@@ -299,7 +303,7 @@ def forced_layers(
 
     # Few layers are unrolled: XLA's CPU backend then trains them a sixth faster.
     # More would take too long to compile.
-    few = len(layers["qkv"]) <= 8
+    few = len(layers["ffn_norm"]) <= 8
     return jax.lax.scan(body, (x, 0), layers, unroll=few)[0][0]
 
 
@@ -353,7 +357,7 @@ class Transformer(nn.Module):
                 for name, shape in layer_shapes(c).items()
             }
         self.norm = self.param("norm", ones, (c.width,))
-        self.head = self.param("head", normal, (c.width, c.vocab_size))
+        self.head = parameter(self, "head", normal, (c.width, c.vocab_size))
 
     # Inputs.
 
@@ -429,7 +433,7 @@ class Transformer(nn.Module):
 
     def read_out(self, features: jax.Array) -> jax.Array:
         """float32 logits [..., V] of the cell after each of `features` [..., C]."""
-        return (features @ self.head).astype(jnp.float32)
+        return matmul(features, self.head).astype(jnp.float32)
 
     def logits(self, states: jax.Array) -> jax.Array:
         """float32 logits [..., V] of the cell after each state [..., C]."""
