@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from jaxspec.checkpoints.folder import families, load, save
     from jaxspec.compile_cache import use_compile_cache
     from jaxspec.decoding import Decoded, Method, Target, decode
+    from jaxspec.exporting import export_decode, load_decode
     from jaxspec.generation import Generated, decode_tokens, generate
     from jaxspec.methods import (
         AR,
@@ -60,10 +61,12 @@ _HOME = {
     "ZipAR": "methods",
     "decode": "decoding",
     "decode_tokens": "generation",
+    "export_decode": "exporting",
     "families": "checkpoints.folder",
     "generate": "generation",
     "image_keys": "sampling",
     "load": "checkpoints.folder",
+    "load_decode": "exporting",
     "method_class": "decoding",
     "quantised": "quantisation",
     "save": "checkpoints.folder",
@@ -96,10 +99,12 @@ __all__ = [
     "ZipAR",
     "decode",
     "decode_tokens",
+    "export_decode",
     "families",
     "generate",
     "image_keys",
     "load",
+    "load_decode",
     "method_class",
     "quantised",
     "save",

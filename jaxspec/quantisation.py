@@ -31,17 +31,17 @@ def quantised(params: Pipeline) -> Pipeline:
     weights, config = dict(params.params), params.config
     networks = {size_label(size): network_of(x) for size, x in config.decoders}
     weights["decoders"] = {
-        size: _quantised(networks[size].prepared(x))
+        size: quantised_network(networks[size].prepared(x))
         for size, x in weights["decoders"].items()
     }
     if "llm" in weights:
         language = config.text.networks()["llm"]
-        weights["llm"] = _quantised(llama.unstacked(language, weights["llm"]))
+        weights["llm"] = quantised_network(llama.unstacked(language, weights["llm"]))
     return replace(params, params=weights)
 
 
-def _quantised(params: dict[str, Any]) -> dict[str, Any]:
-    """A network's parameters, its layers apart."""
+def quantised_network(params: dict[str, Any]) -> dict[str, Any]:
+    """Parameters of a network, `prepared`: its layers are apart."""
 
     def of(weights: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
         return {k: Int8.of(x) if k in names else x for k, x in weights.items()}
@@ -51,4 +51,4 @@ def _quantised(params: dict[str, Any]) -> dict[str, Any]:
     return {"params": {**inner, "layers": layers}}
 
 
-__all__ = ["quantised"]
+__all__ = ["quantised", "quantised_network"]
