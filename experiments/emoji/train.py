@@ -5,9 +5,9 @@ python -m experiments.emoji.train --stage all
 Stages: prepare (render the drawings), text (tables of word pieces), vq, codes, 32, 64,
 128, 128-long, 256, networks that enlarge codes (upsampler-64-128 ...) and make them
 small (downsampler-128-64 ...), drafter (of 128 px), drafter-256, FlashAR's heads
-(flashar-128 ...), LPD's model (lpd-64), SSD's head (ssd-128), export. Everything goes
-to `runs/emoji`; `export` writes the family's folder. `--smoke` is a run of a minute
-that shows that all of it works.
+(flashar-128 ...), LPD's models (lpd-64, lpd-128), SSD's head (ssd-128), export. All
+goes to `runs/emoji`; `export` writes the family's folder. `--smoke` is a run of a
+minute that shows that all of it works.
 """
 
 import os
@@ -24,7 +24,7 @@ STAGES = (
     "upsampler-64-128-pixels",
     *("drafter", "drafter-256", "flashar-128", "flashar-128-unfrozen"),
     *("flashar-256", "flashar-256-unfrozen", "zipar-128", "zipar-256"),
-    *("lpd-64", "ssd-128", "export"),
+    *("lpd-64", "lpd-128", "ssd-128", "export"),
 )
 
 

@@ -53,7 +53,18 @@ class LPDTraining(train_ar.ARTraining):
         )
 
 
-STAGES = {"lpd-64": LPDTraining(size=64, depth=4, steps=5600, batch=16, rate=1.5e-3)}
+STAGES = {
+    "lpd-64": LPDTraining(size=64, depth=4, steps=5600, batch=16, rate=1.5e-3),
+    "lpd-128": LPDTraining(
+        size=128,
+        depth=5,
+        steps=6000,
+        batch=12,
+        rate=1e-3,
+        groups=(12, 16, 20, 24, 32, 48),
+        evaluated=20,
+    ),
+}
 
 
 def groups_by_lot(
