@@ -69,7 +69,7 @@ STAGES = {
     "flashar-256-unfrozen": FlashTraining(
         size=256,
         depth=5,
-        steps=500,
+        steps=400,
         batch=12,
         rate=5e-4,
         tags=0.2,

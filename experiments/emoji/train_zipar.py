@@ -45,7 +45,7 @@ STAGES = {
         size=128, depth=5, steps=1500, batch=12, rate=3e-4, tags=0.2
     ),
     "zipar-256": WindowTraining(
-        size=256, depth=5, steps=500, batch=12, rate=3e-4, tags=0.2
+        size=256, depth=5, steps=300, batch=12, rate=3e-4, tags=0.2
     ),
 }
 
