@@ -175,10 +175,11 @@ def test_sheet_marks_what_is_not_there(two, tmp_path):
     assert made == {"pictures": 8, "gaps": 2}
     sheet = np.asarray(Image.open(tmp_path / "sheet.png"))
     tile = lambda row, column: sheet[
-        8 + row * (sheet.shape[0] - 8) // 5 :, 8 + column * 104 + 32 :
-    ][:32, :32]
-    np.testing.assert_array_equal(tile(0, 0), runs.picture(0, 0))
-    np.testing.assert_array_equal(tile(2, 1), runs.picture(2, 0))
+        8 + row * (sheet.shape[0] - 8) // 5 :, 8 + column * 104 :
+    ][:96, :96]
+    larger = lambda image: image.repeat(3, 0).repeat(3, 1)
+    np.testing.assert_array_equal(tile(0, 0), larger(runs.picture(0, 0)))
+    np.testing.assert_array_equal(tile(2, 1), larger(runs.picture(2, 0)))
     for row in (1, 3):  # grey, with words on it
         gap = tile(row, 1)
         assert (gap.max(-1) == gap.min(-1)).mean() > 0.9 and gap.std() > 10

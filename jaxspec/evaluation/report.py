@@ -27,6 +27,7 @@ from jaxspec.maps import ORIGINS, SCALE
 
 MEGABYTES = 15  # of a report, at most
 PROMPTS = 100  # shown, at most
+LEAST_SIDE = 96  # pixels of a picture on a sheet
 # Longest side and quality of the pictures in a page, best first; None is as they are.
 _FORMS = (
     (None, None),
@@ -116,14 +117,19 @@ def write_grid(
       ValueError: a folder is damaged or has no picture.
     """
     runs = shown(folders)
-    size = next(r.results.image(p).shape[:2] for r in runs for p in r.results.drawn)
+    height, width = next(
+        r.results.image(p).shape[:2] for r in runs for p in r.results.drawn
+    )
+    larger = -(-LEAST_SIDE // max(height, width))  # times, so that all can be seen
+    size = height * larger, width * larger
     tiles, under, gaps = [], [], 0
     for prompt in _prompts(runs)[:prompts]:
         for k in range(max(run.results.run.images for run in runs)):
             for run in runs:
                 place = prompt.id, k
                 if place in run.results.drawn:
-                    tiles.append(run.results.image(place))
+                    image = run.results.image(place)
+                    tiles.append(image.repeat(larger, 0).repeat(larger, 1))
                 else:
                     failed = place in run.results.failed
                     tiles.append(_gap(size, "failed" if failed else "missing"))
