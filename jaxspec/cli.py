@@ -25,11 +25,15 @@ from jaxspec import (
     commands_scores,
 )
 from jaxspec.command_options import (
+    Cluster,
+    Coordinator,
     Family,
     Guidance,
     Knob,
     MeshShape,
     MethodName,
+    Processes,
+    ProcessId,
     Reading,
     Size,
     Temperature,
@@ -39,6 +43,7 @@ from jaxspec.command_options import (
     WeightType,
     Window,
     chosen_method,
+    devices,
     mesh_shape,
     one_line_errors,
     one_line_warnings,
@@ -139,25 +144,10 @@ def generate(
     dtype: WeightType = None,
     weights: Weights = None,
     mesh: MeshShape = None,
-    cluster: Annotated[
-        bool,
-        typer.Option(
-            "--cluster", help="Join the processes that Slurm, MPI or Kubernetes began."
-        ),
-    ] = False,
-    coordinator: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="Or those that have this address of the first of them in common;",
-        ),
-    ] = None,
-    processes: Annotated[
-        int | None, typer.Option(metavar="N", help="there are so many,")
-    ] = None,
-    process_id: Annotated[
-        int | None, typer.Option(metavar="I", help="and this is number I, from 0.")
-    ] = None,
+    cluster: Cluster = False,
+    coordinator: Coordinator = None,
+    processes: Processes = None,
+    process_id: ProcessId = None,
     out: Annotated[
         str | None,
         typer.Option(
@@ -198,18 +188,13 @@ def generate(
             import jax
 
             import jaxspec
-            from jaxspec import sharding
 
-            if cluster or (coordinator, processes, process_id) != (None,) * 3:
-                sharding.initialize(coordinator, processes, process_id)
+            joined = devices(shape, cluster, coordinator, processes, process_id)
             alone = jax.process_count() == 1
             if animate and not alone:
                 raise ValueError("--animate is for one process: leave it out")
             jaxspec.use_compile_cache()
-            loading = weight_type(dtype, weights)
-            if shape is not None:
-                loading["mesh"] = sharding.make_mesh(*shape)
-            params = jaxspec.load(family, **loading)
+            params = jaxspec.load(family, **weight_type(dtype, weights), **joined)
             result = jaxspec.generate(
                 params,
                 prompts,

@@ -85,6 +85,24 @@ MeshShape = Annotated[
     ),
 ]
 
+Cluster = Annotated[
+    bool,
+    typer.Option(
+        "--cluster", help="Join the processes that Slurm, MPI or Kubernetes began."
+    ),
+]
+Coordinator = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Or those that have this address of the first of them in common;",
+    ),
+]
+Processes = Annotated[int | None, typer.Option(metavar="N", help="there are so many,")]
+ProcessId = Annotated[
+    int | None, typer.Option(metavar="I", help="and this is number I, from 0.")
+]
+
 
 def mesh_shape(text: str | None) -> tuple[int, int] | None:
     """`--mesh` as the numbers that `jaxspec.sharding.make_mesh` takes.
@@ -98,6 +116,34 @@ def mesh_shape(text: str | None) -> tuple[int, int] | None:
     if len(numbers) != 2 or not all(x.strip().isdecimal() for x in numbers):
         raise ValueError(f"--mesh must be DATA,MODEL, such as 4,2, not {text!r}")
     return int(numbers[0]), int(numbers[1])
+
+
+def devices(
+    shape: tuple[int, int] | None,
+    cluster: bool,
+    coordinator: str | None,
+    processes: int | None,
+    process_id: int | None,
+) -> dict[str, Any]:
+    """Joins the processes of a run, if so told; its mesh, as an argument of `load`.
+
+    Raises:
+      ValueError: there are no such processes or devices, the others did not come, or no
+        mesh is to be shared.
+    """
+    from jaxspec import sharding
+
+    if cluster or (coordinator, processes, process_id) != (None,) * 3:
+        if shape is None:
+            raise ValueError(
+                "processes that join share a mesh: give --mesh DATA,MODEL of the "
+                "devices of all"
+            )
+        try:
+            sharding.initialize(coordinator, processes, process_id)
+        except RuntimeError as error:
+            raise ValueError(f"the processes did not come together: {error}") from error
+    return {} if shape is None else {"mesh": sharding.make_mesh(*shape)}
 
 
 def _pairs(option: str, texts: list[str]) -> Iterator[tuple[str, str]]:

@@ -10,11 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from jaxspec.command_options import (
+    Cluster,
+    Coordinator,
     Family,
     Guidance,
     Knob,
     MeshShape,
     MethodName,
+    Processes,
+    ProcessId,
     Reading,
     Size,
     Temperature,
@@ -24,6 +28,7 @@ from jaxspec.command_options import (
     WeightType,
     Window,
     chosen_method,
+    devices,
     mesh_shape,
     one_line_errors,
     one_line_warnings,
@@ -87,12 +92,24 @@ def run(
     dtype: WeightType = None,
     weights: Weights = None,
     mesh: MeshShape = None,
+    cluster: Cluster = False,
+    coordinator: Coordinator = None,
+    processes: Processes = None,
+    process_id: ProcessId = None,
     refill: Annotated[
         bool,
         typer.Option(
             "--refill/--no-refill",
             help="Hand rows of the batch on when their pictures are done, in place of "
             "waiting for the last of them.",
+        ),
+    ] = False,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Have the model read each finished picture, a pass a row: how likely "
+            "it finds it, and which cells it would never have drawn so.",
         ),
     ] = False,
     format: Annotated[
@@ -124,11 +141,11 @@ def run(
         import jaxspec
         from jaxspec.evaluation.run import draw
         from jaxspec.recipe import Recipe
-        from jaxspec.sharding import make_mesh
+        from jaxspec.sharding import is_first
 
+        loading |= devices(shape, cluster, coordinator, processes, process_id)
         jaxspec.use_compile_cache()
-        if shape is not None:
-            loading["mesh"] = make_mesh(*shape)
+        first = is_first(loading.get("mesh"))
         recipe = Recipe.create(
             jaxspec.load(family, **loading),
             method=chosen,
@@ -139,7 +156,7 @@ def run(
             top_p=top_p,
             **options,
         )
-        with _progress(shard) as progress:
+        with _progress(shard, first) as progress:
             status = draw(
                 recipe,
                 known,
@@ -149,12 +166,15 @@ def run(
                 seed=seed,
                 batch_size=batch_size,
                 refill=refill,
+                check=check,
                 part=shard,
                 format=format,  # ty: ignore[invalid-argument-type]
                 keep_records=keep_records,
                 command=shlex.join(["jaxspec", *sys.argv[1:]]),
                 progress=progress,
             )
+    if not first:  # which tells of all of them
+        raise typer.Exit(1 if status.failed else 0)
     there = f", {status.there:,} were there" if status.there else ""
     typer.echo(f"drew {status.drawn:,} pictures into {out}{there}")
     if status.warned:
@@ -212,10 +232,16 @@ def export(
 
 
 @contextmanager
-def _progress(shard: str) -> Generator[Callable[["Status"], None]]:
-    """Shows a status in a line: that of a terminal, or of a file now and then."""
+def _progress(shard: str, first: bool) -> Generator[Callable[["Status"], None]]:
+    """Shows a status in a line: that of a terminal, or of a file now and then.
+
+    Of processes that draw together only the first does.
+    """
     from rich.console import Console
 
+    if not first:
+        yield lambda status: None
+        return
     console = Console(stderr=True)
     name = "" if shard == "0/1" else f"shard {shard}: "
     if console.is_terminal:

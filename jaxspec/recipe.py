@@ -21,6 +21,7 @@ from jaxspec.decoding import (
     check_method,
     describe,
 )
+from jaxspec.decoding.likelihood import Likelihood, likelihood
 from jaxspec.decoding.refill import decode_refilled
 from jaxspec.methods import AR
 from jaxspec.models.int8 import has_int8
@@ -43,11 +44,14 @@ class Batch:
       stages: what was made on the way, [n, ...].
       seconds: wall time of the models that read prompts and of decoding ("decode"),
         compilation included where something compiled.
+      likelihood: numpy arrays [n], what the target says of the pictures; None if it was
+        not asked.
     """
 
     stats: Decoded
     stages: dict[str, np.ndarray]
     seconds: dict[str, float]
+    likelihood: Likelihood | None = None
 
 
 @dataclass(frozen=True)
@@ -139,6 +143,7 @@ class Recipe:
         seed: int,
         *,
         rows: int | None = None,
+        check: bool = False,
         progress: Progress | None = None,
     ) -> Batch:
         """Decodes a batch.
@@ -150,6 +155,7 @@ class Recipe:
           rows: of the batch, n or more; those that only fill it repeat the first image
             and are left out of the result. By default the next power of two. Over
             several devices as many more as they need to share them out.
+          check: have the target read the pictures (see `Likelihood`).
           progress: as for `jaxspec.generate`, of this batch alone.
 
         Raises:
@@ -167,7 +173,14 @@ class Recipe:
         out = _run(method, target, keys, _cut(progress, count))
         stats = jax.tree.map(lambda x: x[:count], on_host(out))
         seconds = {**shown.seconds, "decode": time.perf_counter() - began}
-        return Batch(stats, {k: x[:count] for k, x in shown.stages.items()}, seconds)
+        stages = {k: x[:count] for k, x in shown.stages.items()}
+        found = None
+        if check:
+            began = time.perf_counter()
+            read = on_host(likelihood(target, out.tokens))
+            found = jax.tree.map(lambda x: x[:count], read)
+            seconds["check"] = time.perf_counter() - began
+        return Batch(stats, stages, seconds, found)
 
     def stream(
         self,
@@ -177,6 +190,7 @@ class Recipe:
         *,
         rows: int,
         group: int | None = None,
+        check: bool = False,
     ) -> Iterator[tuple[np.ndarray, Batch]]:
         """Decodes images in so many rows, which are handed on when they are free.
 
@@ -187,6 +201,7 @@ class Recipe:
           asked, numbers, seed: as for `decode`, of all images.
           rows: of the batch.
           group: as for `decode_refilled`.
+          check: as for `decode`.
 
         Yields:
           The numbers of images that are finished, int [n], and what was decoded; its
@@ -223,22 +238,36 @@ class Recipe:
                 conditions[image] = jax.tree.map(lambda x, r=row: x[r], condition)
                 stages[image] = {k: x[row] for k, x in shown.stages.items()}
 
+        def shown_by(images: np.ndarray) -> tuple[Method, Target]:
+            condition = jax.tree.map(
+                lambda *x: np.stack(x), *(conditions[image] for image in images)
+            )
+            return self.conditioned(by_image(mesh, condition))
+
         def feed(images: np.ndarray) -> tuple[Method, Target, jax.Array]:
             for image in images:
                 if image not in conditions:
                     show(image)
-            condition = jax.tree.map(
-                lambda *x: np.stack(x), *(conditions[image] for image in images)
-            )
             keys = image_keys(seed, asked.ids[images], numbers[images])
-            return *self.conditioned(by_image(mesh, condition)), by_image(mesh, keys)
+            return *shown_by(images), by_image(mesh, keys)
+
+        def checked(images: np.ndarray, tokens: np.ndarray) -> Likelihood:
+            own = filled(np.arange(len(images)), rows)
+            _, target = shown_by(images[own])
+            found = on_host(likelihood(target, by_image(mesh, tokens[own])))
+            return jax.tree.map(lambda x: x[: len(images)], found)
 
         began = time.perf_counter()
         for images, stats in decode_refilled(feed, len(numbers), rows, group):
             passed = time.perf_counter() - began - sum(seconds.values())
             own = [stages.pop(image) for image in images]
             made = {k: np.stack([x[k] for x in own]) for k in own[0]}
-            yield images, Batch(stats, made, {**seconds, "decode": passed})
+            spent, found = {**seconds, "decode": passed}, None
+            if check:
+                began = time.perf_counter()
+                found = checked(images, np.asarray(stats.tokens))
+                spent["check"] = time.perf_counter() - began
+            yield images, Batch(stats, made, spent, found)
             for image in images:
                 del conditions[image]
             seconds.clear()

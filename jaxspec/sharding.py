@@ -10,11 +10,13 @@ Weights say where they are, so nothing else has to be told: what `shard` or
 `jaxspec.load(..., mesh=mesh)` returns is drawn from on its mesh.
 """
 
+import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.core
@@ -27,6 +29,8 @@ from jaxspec.models.int8 import has_int8
 
 if TYPE_CHECKING:
     from jaxspec.pipeline import Pipeline, PipelineConfig
+
+T = TypeVar("T")
 
 DATA, MODEL = "data", "model"
 NO_INT8 = "int8 weights cannot be split over devices: leave out the mesh, or int8"
@@ -76,7 +80,8 @@ def make_mesh(
         `jax.local_devices()` are those of this one.
 
     Raises:
-      ValueError: there are fewer devices, or a number is less than 1.
+      ValueError: there are fewer devices, a number is less than 1, or a process would
+        have none of the mesh's devices.
     """
     devices = jax.devices() if devices is None else devices
     data = max(len(devices) // max(model, 1), 1) if data is None else data
@@ -88,11 +93,15 @@ def make_mesh(
             f"a mesh of {data} x {model} needs {data * model} devices, and there are "
             f"{len(devices)} ({devices[0].platform})"
         )
+    chosen = devices[: data * model]
+    idle = {d.process_index for d in devices} - {d.process_index for d in chosen}
+    if idle:
+        raise ValueError(
+            f"a mesh of {data} x {model} leaves process {min(idle)} without a device: "
+            f"there are {len(devices)} in all"
+        )
     return jax.make_mesh(
-        (data, model),
-        (DATA, MODEL),
-        axis_types=(AxisType.Auto,) * 2,
-        devices=devices[: data * model],
+        (data, model), (DATA, MODEL), axis_types=(AxisType.Auto,) * 2, devices=chosen
     )
 
 
@@ -276,11 +285,89 @@ def on_host(tree: Any) -> Any:
     """Arrays as numpy's, whole, in every process."""
     mesh = mesh_of(tree)
     if mesh is not None and mesh.is_multi_process:
-        tree = jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, P()))(tree)
+        tree = _whole(mesh)(tree)
     return jax.tree.map(np.asarray, tree)
 
 
+@cache
+def _whole(mesh: Mesh) -> Callable[[T], T]:
+    """Puts arrays together on every device; one function, or each call compiles."""
+    return jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, P()))
+
+
+def pieces(x: jax.Array, most: int = 1 << 26) -> Iterator[np.ndarray]:
+    """An array's values in their order, as numpy's, in every process.
+
+    What several processes share is put together on each device, so it comes in pieces
+    of about `most` bytes along the first axis.
+    """
+    if x.is_fully_addressable or x.is_fully_replicated:
+        yield np.asarray(x)
+        return
+    rows = max(1, most * len(x) // max(x.nbytes, 1))
+    for first in range(0, len(x), rows):
+        yield on_host(x[first : first + rows])
+
+
 # Processes.
+
+
+def is_first(mesh: Mesh | None) -> bool:
+    """Whether this process speaks for those of a mesh, as the first of them does."""
+    return mesh is None or mesh.devices.flat[0].process_index == jax.process_index()
+
+
+def of_each(mesh: Mesh | None, value: Any) -> list[Any]:
+    """What each process of a mesh has, as JSON takes it, in all of them; little of it.
+
+    All call it at the same point of the same program.
+    """
+    if mesh is None or not mesh.is_multi_process:
+        return [value]
+    text = json.dumps(value).encode()
+    longest = int(_gathered(mesh, np.array([len(text)], np.int32)).max())
+    # Of few lengths, so that little compiles.
+    padded = text.ljust(1 << longest.bit_length())
+    rows = _gathered(mesh, np.frombuffer(padded, np.uint8))
+    owners = [device.process_index for device in mesh.devices.flat]
+    own = {process: rows[i] for i, process in enumerate(owners)}
+    return [json.loads(row.tobytes()) for row in own.values()]
+
+
+def _gathered(mesh: Mesh, row: np.ndarray) -> np.ndarray:
+    """Rows [n] of a mesh's devices, each that of its process, [devices, n]."""
+    shape, where = (mesh.size, row.size), NamedSharding(mesh, P((DATA, MODEL)))
+    return on_host(jax.make_array_from_callback(shape, where, lambda _: row[None]))
+
+
+def from_first(mesh: Mesh | None, make: Callable[[], T]) -> T:
+    """What `make` returns in the first process of a mesh, in all; it runs there alone.
+
+    The others get it by way of JSON. All call it at the same point of the same program,
+    and what is raised in the first is raised in all.
+    """
+    if mesh is None or not mesh.is_multi_process:
+        return make()
+    told, raised = {}, None
+    if is_first(mesh):
+        try:
+            told = {"made": make()}
+        except Exception as error:
+            kinds = [kind for kind in _RAISED if isinstance(error, _RAISED[kind])]
+            told, raised = {"error": str(error), "kind": kinds[0]}, error
+    told = of_each(mesh, told)[0]
+    if raised is not None:
+        raise raised
+    if "error" in told:
+        raise _RAISED[told["kind"]](told["error"])
+    return told["made"]
+
+
+# What one process tells the others of, by its name.
+_RAISED = {
+    kind.__name__: kind
+    for kind in (ValueError, OSError, MemoryError, FloatingPointError, Exception)
+}
 
 
 def initialize(

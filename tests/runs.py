@@ -59,8 +59,13 @@ def made(
     compiled: Collection[str] = (),
     settings: Mapping[str, Any] | None = None,
     device: str = "cpu",
+    said: tuple[int, float] | None = None,
 ) -> Path:
-    """Writes a run; `failed` and `missing` are of (prompt id, number)."""
+    """Writes a run; `failed` and `missing` are of (prompt id, number).
+
+    What the target `said` are divergences, and a log-probability of the first picture;
+    that of each further prompt's is 1 less.
+    """
     final, origin = cells()
     own = {"family": "toy", "size": SIDE, "method": describe(method or AR())}
     run = Run(
@@ -105,6 +110,8 @@ def made(
                 accepted=count(ACCEPTED),
                 resampled=count(RESAMPLED),
                 bonus=count(BONUS),
+                divergences=None if said is None else said[0],
+                log_prob=None if said is None else said[1] - i,
                 seconds=seconds * (100 if prompt.id in compiled else 1),
                 stages={"pictures": 0.25},
                 batch=4,

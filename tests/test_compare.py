@@ -190,6 +190,24 @@ def test_table_and_notes(three, tmp_path):
     )
 
 
+def test_what_the_target_says_is_paired(three, tmp_path):
+    of = runs.prompts(4)
+    ar = runs.made(tmp_path / "checked", of=of, said=(0, -2.0))
+    gsd = runs.made(
+        tmp_path / "biased", GSD(), of=of, said=(3, -2.5), missing=[("p1", 0)]
+    )
+    record = compare([ar, gsd])
+    found, pair = record["runs"][1]["counts"], record["runs"][1]["paired"]
+    assert found["divergences"] == (3, 3, 3)
+    assert found["log_prob"].value == pytest.approx(-2.5 - 5 / 3)  # 0, 2 and 3 less
+    assert pair["log_prob_difference"].value == pytest.approx(-0.5)
+    text = "\n".join(lines(turned(compared_table(record))))
+    assert "divergent cells" in text and "-4.17 (-0.500, -0.500 to -0.500)" in text
+    assert "hold codes that the target would never draw" in notes(record)[0]
+    text = "\n".join(lines(turned(compared_table(compare(three)))))
+    assert "divergent" not in text
+
+
 def test_scores_replace_their_own_and_survive(three):
     folder = three[0]
     write_scores(folder, [quality({"p0/0": 0.5})])

@@ -163,4 +163,4 @@ def test_the_command(tmp_path, monkeypatch):
     assert said.stdout == "wrote out: 7 pictures of 2 prompts\n"
     assert said.stderr == "warning: 1 pictures are missing\n" and said.exit_code == 0
     said = CliRunner().invoke(app, ["evaluate", "export", "none", *do[3:]])
-    assert said.exit_code == 2 and "none holds no run.json" in said.stderr
+    assert said.exit_code == 2 and "there is no folder none" in said.stderr

@@ -127,7 +127,7 @@ def test_counts_are_those_of_the_decoder(tmp_path):
     """Of a method whose passes depend on the picture; a row fills the batch."""
     method, texts = jaxspec.SJD(2), ["red heart", "blue tree", "café"]
     recipe = Recipe.create(toy.family(), size=8, method=method)
-    drawn(recipe, tmp_path, texts, seed=5)
+    drawn(recipe, tmp_path, texts, seed=5, check=True)
     out = jaxspec.generate(toy.family(), texts, size=8, method=method, seed=5)
     counts = {"accepted": ACCEPTED, "resampled": RESAMPLED, "bonus": BONUS}
     samples = read_samples(tmp_path / "run")
@@ -140,6 +140,23 @@ def test_counts_are_those_of_the_decoder(tmp_path):
         with np.load(tmp_path / "run" / sample.record) as record:
             np.testing.assert_array_equal(record["origin"], out.stats.origin[i])
     assert sum(s.drafted for s in samples.values()) > 0
+    prompts, again = read_prompts(tmp_path / "run"), tmp_path / "again"
+    draw(recipe, prompts, again, seed=5, batch_size=2, refill=True, check=True)
+    for key, other in read_samples(again).items():
+        assert samples[key].divergences == other.divergences == 0  # of an exact method
+        assert other.log_prob == pytest.approx(samples[key].log_prob, rel=1e-4)
+        assert other.log_prob < 0
+        assert other.stages["check"] > 0
+
+
+def test_a_line_stands_alone(recipe, whole):
+    (first, *_) = (whole / "samples/shard-0-of-1.jsonl").read_text().splitlines()
+    line, run = json.loads(first), read_run(whole)
+    assert line["settings"] == run.settings and line["weights"] == run.weights
+    assert line["settings"]["method"] == {"name": "AR"}
+    assert line["jax"] == jax.__version__ and line["jaxspec"] == jaxspec.__version__
+    assert (line["device"], line["dtype"]) == ("cpu", "float32")
+    assert line["divergences"] is None  # the target was not asked
 
 
 def test_three_shards_draw_exactly_what_one_does(recipe, whole, tmp_path):

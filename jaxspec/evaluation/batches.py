@@ -1,38 +1,24 @@
-"""The batches of a run: prompts are read, drawn together, and written one by one."""
+"""The batches of a run: prompts are read and drawn together; nothing is written yet."""
 
-import json
 import socket
 import time
 import warnings
 from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import jax
 import numpy as np
 
+import jaxspec
 from jaxspec.compile_cache import compilations
 from jaxspec.decoding import ACCEPTED, BONUS, RESAMPLED
-from jaxspec.evaluation.records import (
-    IMAGES,
-    RECORDS,
-    Prompt,
-    Run,
-    Sample,
-    now,
-    place,
-    sha256,
-)
-from jaxspec.figures import atomically, save_png, save_webp
+from jaxspec.evaluation.records import Prompt, Run, Sample
 from jaxspec.generation import decode_tokens
 from jaxspec.reading import Asked
 from jaxspec.recipe import Batch, Recipe, faults, filled
-
-ImageFormat = Literal["png", "webp"]
-SAVE = {"png": save_png, "webp": save_webp}
+from jaxspec.sharding import mesh_of
 
 
 @dataclass(frozen=True)
@@ -91,25 +77,40 @@ def batches(jobs: Iterator[Job], size: int) -> Iterator[list[Job]]:
 
 
 @dataclass(frozen=True)
+class Drawn:
+    """What came of a job.
+
+    Attributes:
+      prompt: what was drawn.
+      sample: its line, without the files.
+      picture: uint8 [H, W, 3]; None if there is none.
+      arrays: what is recorded of it, cell by cell.
+    """
+
+    prompt: Prompt
+    sample: Sample
+    picture: np.ndarray | None = None
+    arrays: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Artist:
-    """Draws batches and writes their files; what all batches of a run share."""
+    """Draws batches; what all batches of a run share."""
 
     recipe: Recipe
-    folder: Path
     run: Run
     batch_size: int
-    format: ImageFormat
-    keep_records: bool
+    check: bool = False
 
-    def batches(self, jobs: Sequence[Job]) -> Iterator[list[Sample]]:
+    def batches(self, jobs: Sequence[Job]) -> Iterator[list[Drawn]]:
         """Draws jobs batch by batch."""
         for batch in batches(readable(self.recipe, jobs), self.batch_size):
             yield self.draw(batch)
 
-    def stream(self, jobs: Sequence[Job]) -> Iterator[list[Sample]]:
-        """Draws jobs in rows that are handed on; their samples as they come."""
+    def stream(self, jobs: Sequence[Job]) -> Iterator[list[Drawn]]:
+        """Draws jobs in rows that are handed on, and returns them as they are done."""
         read = list(readable(self.recipe, jobs))
-        bad = [self._sample(job, error=job.error) for job in read if job.error]
+        bad = [self._failed(job, job.error) for job in read if job.error]
         if bad:
             yield bad
         left = dict(enumerate(job for job in read if job.error is None))
@@ -117,7 +118,8 @@ class Artist:
             return
         asked = self._ask(list(left.values()))
         numbers = np.array([job.image for job in left.values()])
-        stream = self.recipe.stream(asked, numbers, self.run.seed, rows=self.batch_size)
+        how: dict[str, Any] = {"rows": self.batch_size, "check": self.check}
+        stream = self.recipe.stream(asked, numbers, self.run.seed, **how)
         try:
             while left:
                 with compilations() as compiled, _clear_memory_errors(self.batch_size):
@@ -130,25 +132,26 @@ class Artist:
             for batch in batches(iter(left.values()), self.batch_size):
                 yield self.draw(batch)
 
-    def draw(self, jobs: Sequence[Job]) -> list[Sample]:
-        """Samples of jobs, files and all; of what fails, one that says why."""
+    def draw(self, jobs: Sequence[Job]) -> list[Drawn]:
+        """Draws jobs together; of what fails, the sample says why."""
         good = [job for job in jobs if job.error is None]
-        bad = [self._sample(job, error=job.error) for job in jobs if job.error]
+        bad = [self._failed(job, job.error) for job in jobs if job.error]
         return bad + (self._drawn(good) if good else [])
 
-    def _drawn(self, jobs: Sequence[Job]) -> list[Sample]:
+    def _drawn(self, jobs: Sequence[Job]) -> list[Drawn]:
         numbers = np.array([job.image for job in jobs])
         try:
             with compilations() as compiled, _clear_memory_errors(self.batch_size):
+                how: dict[str, Any] = {"rows": self.batch_size, "check": self.check}
                 batch = self.recipe.decode(
-                    self._ask(jobs), numbers, self.run.seed, rows=self.batch_size
+                    self._ask(jobs), numbers, self.run.seed, **how
                 )
                 pictures, seconds = self._pictures(batch, self.batch_size)
         except FloatingPointError as error:
             if len(jobs) == 1:
-                return [self._sample(jobs[0], error=_one_line(error))]
+                return [self._failed(jobs[0], _one_line(error))]
             # One of them has spoilt the batch: which, they show alone.
-            return [sample for job in jobs for sample in self._drawn([job])]
+            return [drawn for job in jobs for drawn in self._drawn([job])]
         return self._kept(jobs, batch, pictures, seconds, bool(compiled))
 
     def _kept(
@@ -158,8 +161,8 @@ class Artist:
         pictures: np.ndarray,
         seconds: dict[str, float],
         compiled: bool,
-    ) -> list[Sample]:
-        """Samples of what was drawn, with their files; `seconds` are of each."""
+    ) -> list[Drawn]:
+        """What was drawn of each job; `seconds` are of each."""
         names = [job.prompt.text for job in jobs]
         wrong = faults(batch.stats, np.array([job.image for job in jobs]), names)
         times = dict(seconds)
@@ -170,14 +173,13 @@ class Artist:
             "stages": times,
         }
 
-        def kept(i: int) -> Sample:
+        def kept(i: int, job: Job) -> Drawn:
             if i in wrong:
-                return self._sample(jobs[i], error=_one_line(wrong[i]))
-            files = self._write(jobs[i], pictures[i], _row(batch, i))
-            return self._sample(jobs[i], **files, **_counts(batch, i), **about)
+                return self._failed(job, _one_line(wrong[i]))
+            sample = self._sample(job, **_counts(batch, i), **about)
+            return Drawn(job.prompt, sample, pictures[i], _row(batch, i))
 
-        with ThreadPoolExecutor() as pool:  # compressing takes time
-            return list(pool.map(kept, range(len(jobs))))
+        return [kept(i, job) for i, job in enumerate(jobs)]
 
     def _ask(self, jobs: Sequence[Job]) -> Asked:
         """What the prompts of jobs ask for; what is said of them is known."""
@@ -194,46 +196,31 @@ class Artist:
         seconds = {**batch.seconds, "pictures": time.perf_counter() - began}
         return pictures, {k: x / rows for k, x in seconds.items()}
 
-    def _write(
-        self, job: Job, picture: np.ndarray, arrays: dict[str, Any]
-    ) -> dict[str, str]:
-        """Writes the files of a sample; their places and hashes."""
-        name = f"{place(job.prompt.id)}/{job.image}"
-        path = self.folder / IMAGES / f"{name}.{self.format}"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        about = {
-            "id": job.prompt.id,
-            "prompt": job.prompt.text,
-            "seed": str(self.run.seed),
-            "image": str(job.image),
-            "settings": json.dumps(self.run.settings),
-        }
-        SAVE[self.format](path, picture, about)
-        files = {"file": self._relative(path), "sha256": sha256(path)}
-        if not self.keep_records:
-            return files
-        path = self.folder / RECORDS / f"{name}.npz"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomically(path) as draft, draft.open("wb") as file:
-            np.savez_compressed(file, **arrays)
-        record = {"record": self._relative(path), "record_sha256": sha256(path)}
-        return files | record
-
-    def _relative(self, path: Path) -> str:
-        return path.relative_to(self.folder).as_posix()
+    def _failed(self, job: Job, error: str | None) -> Drawn:
+        return Drawn(job.prompt, self._sample(job, error=error))
 
     def _sample(self, job: Job, **about) -> Sample:
         return Sample(
             prompt=job.prompt.id,
             image=job.image,
             seed=self.run.seed,
-            device=jax.devices()[0].device_kind,
+            settings=self.run.settings,
+            weights=self.run.weights,
+            jaxspec=jaxspec.__version__,
+            jax=jax.__version__,
+            device=self._device(),
             dtype=self.run.dtype,
             host=socket.gethostname(),
-            time=now(),
             warnings=list(job.warnings),
             **about,
         )
+
+    def _device(self) -> str:
+        """The kind of device, and of several the shape of their mesh."""
+        mesh, kind = mesh_of(self.recipe.params), jax.devices()[0].device_kind
+        if mesh is None or mesh.size == 1:
+            return kind
+        return f"{kind}, {' x '.join(map(str, mesh.devices.shape))}"
 
 
 def _row(batch: Batch, i: int) -> dict[str, Any]:
@@ -244,9 +231,9 @@ def _row(batch: Batch, i: int) -> dict[str, Any]:
     return {name: np.asarray(x[i]) for name, x in own.items()}
 
 
-def _counts(batch: Batch, i: int) -> dict[str, int]:
-    """The counts of image i."""
-    stats = batch.stats
+def _counts(batch: Batch, i: int) -> dict[str, Any]:
+    """The counts of image i, and what the target says of it."""
+    stats, said = batch.stats, batch.likelihood
     counts: dict[str, Any] = {
         "target_passes": stats.target_passes,
         "prefill_passes": stats.prefill_passes,
@@ -254,10 +241,14 @@ def _counts(batch: Batch, i: int) -> dict[str, int]:
         "drafted": stats.drafted,
     }
     origins = {"accepted": ACCEPTED, "resampled": RESAMPLED, "bonus": BONUS}
-    return {name: int(x[i]) for name, x in counts.items()} | {
+    counts = {name: int(x[i]) for name, x in counts.items()} | {
         name: int(np.sum(np.asarray(stats.origin[i]) == origin))
         for name, origin in origins.items()
     }
+    if said is None:
+        return counts
+    counts["divergences"] = int(said.divergences[i])
+    return counts | {"log_prob": float(said.log_prob[i])}
 
 
 @contextmanager
@@ -272,4 +263,4 @@ def _clear_memory_errors(batch_size: int) -> Generator[None]:
         ) from error
 
 
-__all__ = ["Artist", "ImageFormat", "Job", "batches", "readable"]
+__all__ = ["Artist", "Drawn", "Job", "batches", "readable"]

@@ -69,8 +69,10 @@ def paired(base: Shown, other: Shown) -> dict[str, Any]:
       `pictures` and `prompts` that pair, `left_out` that only one run has; `settings`
       that differ besides the method; `passes_difference` and `fewer_passes`, the base's
       passes over the run's; `equal_tokens`, the share of pictures that are the same,
-      code by code; `scores`, of each that both have; `speed`, the base's time over the
-      run's, or None, and then `withheld` says why. Estimates are [value, low, high].
+      code by code; `log_prob_difference`, the run's log-probability less the base's,
+      None if a target was not asked; `scores`, of each that both have; `speed`, the
+      base's time over the run's, or None, and then `withheld` says why. Estimates are
+      [value, low, high].
 
     Raises:
       ValueError: no picture pairs.
@@ -102,6 +104,7 @@ def paired(base: Shown, other: Shown) -> dict[str, Any]:
         ),
         "fewer_passes": ratio(took(ours, passes, places), took(theirs, passes, places)),
         "equal_tokens": _equal_tokens(ours, theirs, places),
+        "log_prob_difference": _log_prob_difference(ours, theirs, places),
         "scores": scores,
         "speed": speed,
         "timed": len(timed),
@@ -173,6 +176,18 @@ def _equal_tokens(
             return None
         equal.append(np.array_equal(a["tokens"], b["tokens"]))
     return float(np.mean(equal))
+
+
+def _log_prob_difference(
+    ours: Results, theirs: Results, places: Sequence[Place]
+) -> Estimate | None:
+    """Of the pictures of which both targets said something; None if there are none."""
+    found = {}
+    for place in places:
+        a, b = ours.drawn[place].log_prob, theirs.drawn[place].log_prob
+        if a is not None and b is not None:
+            found[place] = b - a
+    return bootstrap(np.array(list(by_prompt(found).values()))) if found else None
 
 
 def _scores(

@@ -7,19 +7,22 @@ from jaxspec.evaluation.intervals import Estimate
 from jaxspec.evaluation.tables import Cell, Row, Table, interval, table, told
 
 RATIOS = ("cells a pass", "accepted")
+CHECKED = ("divergent cells", "log-probability")
 HEADS = ("run", "pairs", "passes", "fewer passes", *RATIOS)
 
 
 def compared_table(record: dict[str, Any]) -> Table:
     """The record of `compare` as a table, a row a run."""
     names = list(dict.fromkeys(name for run in record["runs"] for name in _scores(run)))
+    checked = any(run["counts"]["divergences"] for run in record["runs"])
     heads = [
         *HEADS,
+        *[*CHECKED] * checked,
         *[f"{name}, difference" for name in names],
         "quality",
         "times as fast",
     ]
-    return table(heads, [_row(run, names) for run in record["runs"]])
+    return table(heads, [_row(run, names, checked) for run in record["runs"]])
 
 
 def notes(record: dict[str, Any]) -> list[str]:
@@ -30,11 +33,16 @@ def notes(record: dict[str, Any]) -> list[str]:
         "pass and accepted drafts are pooled over pictures; the mean of their ratios "
         "stands beside."
     )
+    if any(run["counts"]["divergences"] for run in record["runs"]):
+        first += (
+            " Divergent cells of a picture hold codes that the target would never draw "
+            "there; log-probability is that of the others, a cell."
+        )
     told_ = lambda run: [f"{run['name']}: {line}" for line in _notes(run)]
     return [first, *[line for run in record["runs"] for line in told_(run)]]
 
 
-def _row(run: dict[str, Any], names: list[str]) -> Row:
+def _row(run: dict[str, Any], names: list[str], checked: bool) -> Row:
     found, pair = run["counts"], run.get("paired")
     return {
         "cells": [
@@ -44,11 +52,20 @@ def _row(run: dict[str, Any], names: list[str]) -> Row:
             times(pair and pair["fewer_passes"]),
             pooled(found["cells_per_pass"]),
             pooled(found["acceptance"], 100, " %"),
+            *[*_said(run)] * checked,
             *[_difference(_scores(run).get(name)) for name in names],
             _quality(run),
             times(pair["speed"]) if pair and pair["speed"] else "withheld" * bool(pair),
         ]
     }
+
+
+def _said(run: dict[str, Any]) -> tuple[Cell, Cell]:
+    """What the target says of a run's pictures, beside the base's."""
+    found, change = run["counts"], run.get("paired", {}).get("log_prob_difference")
+    under = "" if change is None else f"{change.value:+.3f}, {interval(change)}"
+    cells = found["divergences"]
+    return [told(cells), interval(cells)], [told(found["log_prob"]), under]
 
 
 def _scores(run: dict[str, Any]) -> dict[str, Any]:

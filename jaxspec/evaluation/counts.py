@@ -7,6 +7,8 @@
 - **accepted a pass**: drafts that were kept / passes after the prefill, without that
   token.
 - **acceptance**: drafts that were kept / drafts that were judged.
+- **divergences** and **log-probability** of a picture: what the target says of it (see
+  `jaxspec.decoding.likelihood`), where it was asked; means over pictures.
 
 Each is pooled, a ratio of sums, or a mean of the pictures' ratios: `pooled` and `mean`.
 
@@ -98,6 +100,8 @@ def counts(results: Results) -> dict[str, Any]:
             lambda s: s.target_passes,
         ),
         "acceptance": _ratios(judged, lambda s: s.accepted, lambda s: s.drafted),
+        "divergences": mean(results, lambda s: s.divergences),
+        "log_prob": mean(results, lambda s: s.log_prob),
         "seconds": None if took is None else time_each(took),
         "stages": {
             name: float(np.mean([s.stages.get(name, 0.0) for s in timed]))

@@ -74,15 +74,11 @@ class Run:
     format: int = FORMAT
 
     def differences(self, other: "Run") -> list[str]:
-        """What another run of the folder would do otherwise, "name: old -> new"."""
-        old, new = _flat(self._binding()), _flat(other._binding())
-        return [
-            f"{name}: {old.get(name)} -> {new.get(name)}"
-            for name in dict.fromkeys([*old, *new])
-            if old.get(name) != new.get(name)
-        ]
+        """What another run of the folder would do otherwise (see `differences`)."""
+        return differences(self.binding(), other.binding())
 
-    def _binding(self) -> dict[str, Any]:
+    def binding(self) -> dict[str, Any]:
+        """What two runs must share to be one, as JSON has it."""
         own = dataclasses.asdict(self)
         del own["command"], own["version"], own["format"]
         del own["prompts"]["source"]  # a copy of the file is as good
@@ -110,23 +106,30 @@ class Prompt:
 class Sample:
     """One picture that was drawn, or why it was not; paths are relative to the run.
 
+    It stands alone: what it says needs no other file.
+
     Attributes:
       prompt, image, seed: which it is.
       error: why there is no picture; None if there is one.
+      settings, weights: as `Run` has them: the method with all its knobs, and so on.
       file, sha256: the picture, and the hash of the file.
       record, record_sha256: npz of "tokens", "final_pass" and "origin" [h, w] as
         `Decoded` has them, and of what was made on the way, such as Tar's
         "semantic_tokens"; None if it was not kept.
       target_passes, prefill_passes, draft_passes, drafted: as `Decoded` counts them.
       accepted, resampled, bonus: its cells of that origin.
+      divergences, log_prob: cells that the target would never draw so, and the mean
+        log-probability of the others (see `decoding.likelihood`); None if it was not
+        asked.
       seconds: the decoding time of its batch by the batch's rows, with those that only
         fill it: what a picture takes in a full batch.
-      stages: other times, divided likewise: of the models that read prompts, and of
-        making pictures ("pictures").
+      stages: other times, divided likewise: of the models that read prompts, of making
+        pictures ("pictures") and of asking the target ("check").
       batch: rows of the batch.
       compiled: whether something compiled in the batch, or was read from the compile
         cache; its times are then no measure of decoding.
-      device, dtype, host: what drew it.
+      device, dtype, host: what drew it; of a mesh with its shape, "cpu, 1 x 2".
+      jaxspec, jax: versions.
       time: when it was written, ISO 8601, UTC.
       warnings: what was said of the prompt, such as words that were left out.
     """
@@ -135,6 +138,8 @@ class Sample:
     image: int
     seed: int
     error: str | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    weights: str | None = None
     file: str | None = None
     sha256: str | None = None
     record: str | None = None
@@ -146,6 +151,8 @@ class Sample:
     accepted: int | None = None
     resampled: int | None = None
     bonus: int | None = None
+    divergences: int | None = None
+    log_prob: float | None = None
     seconds: float | None = None
     stages: dict[str, float] = field(default_factory=dict)
     batch: int | None = None
@@ -153,12 +160,24 @@ class Sample:
     device: str | None = None
     dtype: str | None = None
     host: str | None = None
+    jaxspec: str | None = None
+    jax: str | None = None
     time: str = ""
     warnings: list[str] = field(default_factory=list)
 
     @property
     def key(self) -> Key:
         return self.prompt, self.image, self.seed
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """What differs between nested dictionaries, "name: old -> new"."""
+    old, new = _flat(old), _flat(new)
+    return [
+        f"{name}: {old.get(name)} -> {new.get(name)}"
+        for name in dict.fromkeys([*old, *new])
+        if old.get(name) != new.get(name)
+    ]
 
 
 def _flat(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
@@ -200,6 +219,8 @@ def read_run(folder: str | os.PathLike) -> Run:
     try:
         values = json.loads(path.read_text(encoding="utf8"))
     except (FileNotFoundError, NotADirectoryError):
+        if not Path(folder).exists():
+            raise FileNotFoundError(f"there is no folder {folder}") from None
         raise FileNotFoundError(
             f"{folder} holds no {RUN}: it is no folder of `jaxspec evaluate run`"
         ) from None

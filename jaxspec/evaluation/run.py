@@ -9,32 +9,33 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 import jaxspec
 from jaxspec.checkpoints.trees import flatten
-from jaxspec.evaluation.batches import (
-    SAVE,
-    Artist,
-    ImageFormat,
-    Job,
-)
+from jaxspec.evaluation.batches import Artist, Drawn, Job
+from jaxspec.evaluation.files import SAVE, Files, ImageFormat
 from jaxspec.evaluation.prompts import shard, source_of
 from jaxspec.evaluation.records import (
     Prompt,
     Run,
     Sample,
+    differences,
     intact,
     read_samples,
 )
-from jaxspec.evaluation.writing import opened, remove_drafts
+from jaxspec.evaluation.writing import Manifest, clear_errors, opened, remove_drafts
 from jaxspec.recipe import Recipe, whole_number
-from jaxspec.sharding import on_host
+from jaxspec.sharding import from_first, mesh_of, of_each, pieces
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ def draw(
     seed: int = 0,
     batch_size: int = 16,
     refill: bool = False,
+    check: bool = False,
     part: str = "0/1",
     format: ImageFormat = "png",
     keep_records: bool = True,
@@ -99,6 +101,10 @@ def draw(
     number: prompts that read alike show the same. Every batch has `batch_size` rows;
     rows that only fill it are not written.
 
+    Where the family is split over a mesh of several processes, all of them call this
+    alike. The first of them decides what is missing, and it alone reads and writes the
+    folder.
+
     Args:
       recipe: how pictures are drawn.
       prompts: all of the run; ids must differ.
@@ -108,6 +114,7 @@ def draw(
       seed: 0 to 2**32 - 1.
       batch_size: rows of a batch.
       refill: hand rows on when their images are finished (see `Recipe.stream`).
+      check: have the target read every picture, for `Sample.divergences`; a pass a row.
       part: "I/N", which share of the prompts; the shares of one folder may be drawn at
         the same time.
       format: of pictures; both are lossless.
@@ -131,7 +138,7 @@ def draw(
         raise ValueError(f"format must be {' or '.join(SAVE)}, not {format!r}")
     _check_ids(prompts)
     own, which, shards = shard(prompts, part)
-    weights = recipe.params.params
+    weights, mesh = recipe.params.params, mesh_of(recipe.params)
     run = Run(
         settings=recipe.settings,
         weights=weights_hash(weights),
@@ -142,39 +149,66 @@ def draw(
         command=command,
         version=jaxspec.__version__,
     )
-    folder = Path(folder)
-    with opened(folder, run, prompts, which, shards) as manifest:
-        jobs = _missing(folder, run, own)
-        for prompt in {job.prompt.id: job.prompt for job in jobs}.values():
-            remove_drafts(folder, prompt)  # no other process draws it
+    _check_told_alike(
+        mesh, run, shard=part, batch_size=batch_size, refill=refill, check=check
+    )
+    files = Files(Path(folder), format, keep_records)
+    with ExitStack() as held:
+        manifest: Manifest | None = None
+
+        def take_up() -> list[tuple[int, int]]:
+            nonlocal manifest
+            inside = opened(files.folder, run, prompts, which, shards)
+            manifest = held.enter_context(inside)
+            missing = _missing(files.folder, run, own)
+            for number in {number for number, _ in missing}:
+                remove_drafts(files.folder, own[number])  # no other process draws it
+            return missing
+
+        jobs = [Job(own[i], image) for i, image in from_first(mesh, take_up)]
         status = Status(len(own) * images, len(own) * images - len(jobs))
         progress(status)
-        artist = Artist(
-            recipe.unstacked() if jobs else recipe,
-            folder,
-            run,
-            batch_size,
-            format,
-            keep_records,
-        )
+        artist = Artist(recipe.unstacked() if jobs else recipe, run, batch_size, check)
         began = time.perf_counter()
-        for samples in (artist.stream if refill else artist.batches)(jobs):
-            manifest.append(samples)
+        for drawn in (artist.stream if refill else artist.batches)(jobs):
+            from_first(mesh, partial(_keep, files, manifest, drawn))
+            samples = [each.sample for each in drawn]
             status = _counted(status, samples, time.perf_counter() - began)
             progress(status)
             began = time.perf_counter()
     return status
 
 
-def _missing(folder: Path, run: Run, prompts: Sequence[Prompt]) -> list[Job]:
-    """The samples of prompts that are not in the folder, or not whole."""
-    there, jobs = read_samples(folder), []
-    for prompt in prompts:
+def _missing(
+    folder: Path, run: Run, prompts: Sequence[Prompt]
+) -> list[tuple[int, int]]:
+    """The samples that are not in the folder, or not whole: number of prompt, image."""
+    there, missing = read_samples(folder), []
+    for number, prompt in enumerate(prompts):
         for image in range(run.images):
             known = there.get((prompt.id, image, run.seed))
             if known is None or not intact(folder, known):
-                jobs.append(Job(prompt, image))
-    return jobs
+                missing.append((number, image))
+    return missing
+
+
+def _keep(files: Files, manifest: Manifest | None, drawn: Sequence[Drawn]) -> None:
+    """Writes what was drawn: files first, then their lines."""
+    assert manifest is not None, "it is open where this runs"
+    with clear_errors(files.folder), ThreadPoolExecutor() as pool:
+        # Compressing takes time.
+        manifest.append(list(pool.map(files.write, drawn)))
+
+
+def _check_told_alike(mesh: Mesh | None, run: Run, **how: Any) -> None:
+    """Raises ValueError where processes that draw together would draw other things."""
+    told = of_each(mesh, {**run.binding(), **how})
+    for number, other in enumerate(told):
+        if found := differences(told[0], other):
+            raise ValueError(
+                f"process {number} was told otherwise than the first "
+                f"({'; '.join(found)}): give all the same"
+            )
 
 
 def _check_ids(prompts: Sequence[Prompt]) -> None:
@@ -190,9 +224,9 @@ def weights_hash(weights: Any) -> str:
     """A hash of all weights: names, types, shapes and values."""
     digest = hashlib.sha256()
     for name, x in sorted(flatten(weights).items()):
-        x = on_host(x)
         digest.update(f"{name} {x.dtype} {x.shape}\n".encode())
-        digest.update(np.ascontiguousarray(x).reshape(-1).view(np.uint8).data)
+        for piece in pieces(x):
+            digest.update(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
 

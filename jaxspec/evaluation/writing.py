@@ -64,25 +64,25 @@ def opened(
 
     Raises:
       ValueError: the folder has another run, or another process draws this shard.
-      OSError: it cannot be written to, then or later.
+      OSError: it cannot be written to.
     """
-    with _clear_errors(folder):
+    with clear_errors(folder):
         (folder / SAMPLES).mkdir(parents=True, exist_ok=True)
         with (folder / _SETUP).open("ab") as setup:
             lock(setup, wait=True)
             manifest = _locked(folder, which, shards)
             try:
                 _set_up(folder, run, prompts)
+                _end_line(manifest)
             except BaseException:
                 manifest.close()
                 raise
-        with manifest:
-            _end_line(manifest)
-            yield Manifest(manifest)
+    with manifest:
+        yield Manifest(manifest)
 
 
 @contextmanager
-def _clear_errors(folder: Path) -> Generator[None]:
+def clear_errors(folder: Path) -> Generator[None]:
     """What the file system refuses, with the folder's name and what to do."""
     try:
         yield
