@@ -5,6 +5,7 @@ tests.sharded FOLDER ADDRESS ID` as one of two processes that have a device each
 holds the family of `family()`. What was found is printed as JSON.
 """
 
+import errno
 import json
 import sys
 from dataclasses import replace
@@ -12,11 +13,17 @@ from dataclasses import replace
 import jax
 import numpy as np
 from jax.sharding import PartitionSpec as P
+from PIL import Image
+from typer.testing import CliRunner
 
 import jaxspec
 from jaxspec import sharding
 from jaxspec.checkpoints.trees import flatten
+from jaxspec.cli import app
+from jaxspec.evaluation.prompts import load_prompts
+from jaxspec.evaluation.run import draw as draw_set
 from jaxspec.pipeline import Pipeline, abstract_params
+from jaxspec.recipe import Recipe
 from tests import toy
 
 PROMPTS = ["red heart", "blue tree", "a hat"]
@@ -79,7 +86,25 @@ def on_eight_devices(folder: str) -> dict:
     layer = split.target(split.condition(PROMPTS), jaxspec.Sampling.create(12)).params
     layer = layer["params"]["layers"][0]
     found["layer"] = {k: str(x.sharding.shard_shape(x.shape)) for k, x in layer.items()}
+    found["orbax"] = saved_and_loaded(params, split, f"{folder}-orbax", (1, 8))
     return found | {"refused": refused(params)}
+
+
+def saved_and_loaded(
+    params: Pipeline, split: Pipeline, folder: str, shape: tuple[int, int]
+) -> list:
+    """Saves split weights and loads them on another mesh: the parts of one, if right.
+
+    The values that this process has must be those of `params`.
+    """
+    jaxspec.save(split, folder, format="orbax")
+    again = jaxspec.load(folder, mesh=sharding.make_mesh(*shape))
+    for name, x in flatten(again.params).items():
+        whole = np.asarray(flatten(params.params)[name])
+        for part in x.addressable_shards:
+            np.testing.assert_array_equal(part.data, whole[part.index])
+    weight = again.params["decoders"]["16"]["params"]["qkv"]
+    return [str(x.data.shape) for x in weight.addressable_shards]
 
 
 def refused(params: Pipeline) -> dict[str, str]:
@@ -112,19 +137,62 @@ def uneven(params: Pipeline) -> None:
 
 
 def as_one_of_two(folder: str, address: str, number: int) -> dict:
-    sharding.initialize(address, 2, number)
+    found = {"evaluated": evaluated_together(folder, address, number)}
     assert len(jax.devices()) == 2 and len(jax.local_devices()) == 1
     params = jaxspec.load(folder)
     own = jaxspec.generate(params, PROMPTS[number::2], seed=3)
     split = jaxspec.load(folder, mesh=sharding.make_mesh(1, 2))
     weight = split.params["decoders"]["16"]["params"]["qkv"]
     together = {method: draw(split, method) for method in ("AR", "SCD")}
-    return {
+    return found | {
         "own": own.tokens.tolist(),
         "part": weight.addressable_data(0).shape,
         "together": {k: x.tokens.tolist() for k, x in together.items()},
         "images": together["AR"].images.sum().item(),
+        "interrupted": interrupted_run(folder, number),
+        "orbax": saved_and_loaded(family(), split, f"{folder}-orbax2", (2, 1)),
     }
+
+
+def evaluated_together(folder: str, address: str, number: int) -> list:
+    """A run that both draw by the command, the model split: status and output."""
+    how = ["--method", "scd", "--window", "4", "--batch-size", "4", "--seed", "3"]
+    how += ["--num-images", "2"]  # two batches
+    join = ["--coordinator", address, "--processes", "2", "--process-id", str(number)]
+    run = ["evaluate", "run", f"{folder}.txt", "--out", f"{folder}-run", *how]
+    shared = ["--family", folder, "--mesh", "1,2", *join]
+    said = CliRunner().invoke(app, [*run, *shared])
+    return [said.exit_code, said.output]
+
+
+def interrupted_run(folder: str, number: int) -> list:
+    """What is said of a run whose first process finds the disk full, and how it ends.
+
+    Each process draws images of its own, in rows that are handed on.
+    """
+    split = jaxspec.load(folder, mesh=sharding.make_mesh(2, 1))
+    recipe = Recipe.create(split)
+    prompts, out = load_prompts(f"{folder}.txt"), f"{folder}-refilled"
+    how = {"batch_size": 2, "refill": True}
+    save, saved, said = Image.Image.save, [], []
+
+    def full(image, path, **options):
+        saved.append(path)
+        if len(saved) == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(image, path, **options)
+
+    Image.Image.save = full
+    # The second process is told the first time that it draws something else.
+    for seed in (3 + number, 3, 3):
+        try:
+            status = draw_set(recipe, prompts, out, seed=seed, **how)
+            said.append([status.there, status.drawn])
+        except (OSError, ValueError) as error:
+            said.append(f"{type(error).__name__}: {error}")
+    Image.Image.save = save
+    assert bool(saved) == (number == 0)
+    return said
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,9 @@ import pytest
 import jaxspec
 from jaxspec import sharding
 from jaxspec.checkpoints.folder import load_config
+from jaxspec.evaluation import intact, read_run, read_samples
+from jaxspec.evaluation.prompts import load_prompts
+from jaxspec.evaluation.run import draw
 from jaxspec.models import abstract
 from jaxspec.models.drafter import eagle_config
 from jaxspec.models.flashar import FlashConfig
@@ -21,6 +25,7 @@ from jaxspec.models.lpd import LPDConfig
 from jaxspec.models.t5 import T5Config
 from jaxspec.models.ta_tok import TaTokConfig, TowerConfig
 from jaxspec.pipeline import abstract_params
+from jaxspec.recipe import Recipe
 from tests import sharded, toy
 
 ONE = {"prefix_length": 1, "prefix_width": 8}
@@ -80,6 +85,10 @@ def test_a_folder_is_read_part_by_part_and_a_batch_compiles_nothing(found):
     }
 
 
+def test_an_orbax_checkpoint_is_written_on_one_mesh_and_read_on_another(found):
+    assert found["orbax"] == ["(2, 2, 48)"] * 8
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -125,7 +134,8 @@ def test_the_rules_know_every_network():
         sharding.layout(weights, sharding.make_mesh(1, 1))
 
 
-def test_two_processes_share_a_model_or_the_prompts(folder):
+def test_two_processes_share_a_model_or_the_prompts(folder, tmp_path):
+    Path(f"{folder}.txt").write_text("\n".join(sharded.PROMPTS))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -144,8 +154,42 @@ def test_two_processes_share_a_model_or_the_prompts(folder):
     wanted = sharded.draw(params, "AR").tokens
     for number, one in enumerate(both):
         np.testing.assert_array_equal(one["own"], wanted[number::2])
-        assert one["part"] == [2, 8, 48]
+        assert one["part"] == [2, 8, 48] and one["orbax"] == ["(2, 16, 48)"]
     assert both[0]["images"] == both[1]["images"]
+
+    # Sets of prompts: the same files as in one process.
+    for method, name, images in (("SCD", "run", 2), ("AR", "refilled", 1)):
+        recipe = Recipe.create(params, method=sharded.METHODS[method])
+        prompts, one = load_prompts(f"{folder}.txt"), tmp_path / name
+        draw(recipe, prompts, one, seed=3, batch_size=4, images=images)
+        assert len(hashes(one)) == 3 * images and hashes(f"{folder}-{name}") == hashes(
+            one
+        )
+        assert read_run(f"{folder}-{name}").weights == read_run(one).weights
+    (status, said), quiet = (one["evaluated"] for one in both)
+    compiled = [s.compiled for s in read_samples(f"{folder}-run").values()]
+    assert sorted(compiled) == [False, False, True, True, True, True]
+    assert status == 0 and f"drew 6 pictures into {folder}-run" in said
+    assert quiet == [0, ""]
+    told = [one["interrupted"] for one in both]
+    assert told[0] == told[1]
+    other, full, (there, drawn) = told[0]
+    assert other == (
+        "ValueError: process 1 was told otherwise than the first (seed: 3 -> 4): give "
+        "all the same"
+    )
+    assert full.startswith(f"OSError: no space left for {folder}-refilled: what is")
+    assert there > 0 and there + drawn == 3
+    lines = Path(f"{folder}-refilled/samples/shard-0-of-1.jsonl").read_text()
+    assert lines.count("\n") == 3
+    assert json.loads(lines.splitlines()[0])["device"] == "cpu, 2 x 1"
+
+
+def hashes(run) -> dict:
+    """Of every sample of a run, the hashes of its files; they are as they were."""
+    samples = read_samples(run)
+    assert all(intact(run, s) for s in samples.values())
+    return {key: (s.sha256, s.record_sha256) for key, s in samples.items()}
 
 
 def test_processes_are_given_whole_or_found():

@@ -12,7 +12,7 @@ import shutil
 import types
 import typing
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,15 @@ from jaxspec.quantisation import quantised
 from jaxspec.reading.llamagen import CaptionReader, ClassReader
 from jaxspec.reading.lumina import AnoleReader, LuminaReader
 from jaxspec.reading.tar import TarReader
-from jaxspec.sharding import NO_INT8, RULES, Rule, check_heads, layout
+from jaxspec.sharding import (
+    NO_INT8,
+    RULES,
+    Rule,
+    check_heads,
+    from_first,
+    layout,
+    mesh_of,
+)
 from jaxspec.text import PieceText, tokenizer_of
 
 FAMILIES = Path(__file__).parent.parent / "families"
@@ -167,11 +175,14 @@ def save(
       params: the pipeline.
       folder: must not exist or be empty.
       dtype: cast the weights, such as `jnp.float16`; None keeps them.
-      format: "safetensors" (a file for each part), or "orbax" (written shard by shard).
+      format: "safetensors" (a file for each part), or "orbax": split over a mesh, each
+        device's part is written where it is. Processes that share weights all call
+        this alike, with a folder that all of them see, and need "orbax".
 
     Raises:
-      ValueError: the folder is not empty, the format is not known, or a weight is int8,
-        or not finite (in the type asked for).
+      ValueError: the folder is not empty, the format is not known or not fit for what
+        several processes share, or a weight is int8, or not finite (in the type asked
+        for).
     """
     folder = Path(folder)
     check_format(format)
@@ -180,15 +191,23 @@ def save(
             "int8 weights are not saved: save the family as it was before, and ask for "
             "int8 when it is loaded"
         )
-    weights = params.params
+    weights, mesh = params.params, mesh_of(params.params)
+    if mesh is not None and mesh.is_multi_process and format != ORBAX:
+        raise ValueError(
+            "weights that several processes share are saved with format='orbax'"
+        )
     if dtype is not None:
         weights = _cast(weights, dtype)
     lost = [k for k, finite in flatten(_finite(weights)).items() if not finite]
     if lost:
         as_type = f" as {jnp.dtype(dtype).name}" if dtype is not None else ""
         raise ValueError(f"weights are not finite{as_type}: {', '.join(lost)}")
-    with new_folder(folder) as partial:
-        _write(params.config, weights, partial, format)
+    with ExitStack() as held:
+        enter = lambda: str(held.enter_context(new_folder(folder)))
+        partial = Path(from_first(mesh, enter))
+        from_first(mesh, lambda: write_config(params.config, partial))
+        _write(weights, partial, format)
+        from_first(mesh, held.close)  # it has its name before anyone goes on
 
 
 @jax.jit(static_argnums=1)
@@ -201,8 +220,7 @@ def _finite(weights: Any) -> Any:
     return jax.tree.map(lambda x: jnp.isfinite(x).all(), weights)
 
 
-def _write(config: PipelineConfig, weights: Any, folder: Path, format: str) -> None:
-    write_config(config, folder)
+def _write(weights: Any, folder: Path, format: str) -> None:
     if format == "safetensors":
         for name, part in to_files(flatten(weights)).items():
             save_file({k: np.asarray(x) for k, x in part.items()}, folder / name)
