@@ -92,6 +92,55 @@ def test_fid_by_hand(run, tmp_path):
         fid(read_results(run), tmp_path / "nothing", flat, protocol="", force=True)
 
 
+@pytest.mark.parametrize(
+    ("options", "name", "asked", "value"),
+    [
+        (["clip"], "CLIP score", "ViT-B-32, lanczos 256", 0.9),
+        (["clip", "--protocol", "sjd"], "CLIP score", "ViT-B-16, bilinear 299", 90),
+        (["hpsv2"], "HPSv2", "ViT-H-14, ", 90),
+        (["fid"], "FID", "lantern", None),
+        (["fid", "--protocol", "sjd"], "FID", "sjd", None),
+    ],
+)
+def test_every_published_score_goes_its_way_from_the_command(
+    run, tmp_path, monkeypatch, options, name, asked, value
+):
+    """With a network of three random features in place of the published one."""
+    fixed = np.random.default_rng(0).normal(size=(1, 3))
+    images = lambda pictures: np.stack([[blue(x), 1, 2] for x in pictures]) * fixed
+    ours = np.stack([[40 * i, 1, 2] for i in (0, 1, 3, 4, 5)]) * fixed
+    # At a cosine of 0.9 from its picture, whichever prompt is asked for.
+    heard, asked_for = [], []
+
+    def texts(words):
+        heard.extend(words)
+        unit = ours / np.linalg.norm(ours, axis=1, keepdims=True)
+        beside = np.cross(unit, [1.0, 2.0, 3.0])
+        beside /= np.linalg.norm(beside, axis=1, keepdims=True)
+        return 0.9 * unit + np.sqrt(1 - 0.81) * beside
+
+    def network(weights, *how):
+        asked_for.append(", ".join(how))
+        return Network(f"random {how[0]}", "a" * 64, "none", images, texts)
+
+    monkeypatch.setattr(published, "clip", network)
+    monkeypatch.setattr(published, "inception", network)
+    moments = {"mu": ours.mean(0), "sigma": np.cov(ours.T)}
+    np.savez(tmp_path / "real.npz", **moments)
+    given = ["--weights", "w", "--reference", str(tmp_path / "real.npz"), "--force"]
+    said = CliRunner().invoke(
+        app, ["evaluate", "score", str(run), "--metric", *options, *given, "--json"]
+    )
+    assert said.exit_code == 0, said.output
+    (found,) = json.loads(said.stdout)
+    assert asked_for == [asked] and found["name"] == name
+    assert found["missing"] == ["p2/0"] and found["count"] == 5
+    assert found["weights"] == "a" * 64 and found["low"] is not None
+    assert found["value"] == pytest.approx(0 if value is None else value, abs=1e-6)
+    if name == "CLIP score" and "sjd" not in options:
+        assert heard[0] == "A photo depicts a animal with number 0"
+
+
 def test_pictures_are_cropped_in_the_middle():
     image = np.zeros((2, 6, 3), np.uint8)
     image[:, 2:4] = 200
