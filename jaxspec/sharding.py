@@ -301,7 +301,8 @@ def pieces(x: jax.Array, most: int = 1 << 26) -> Iterator[np.ndarray]:
     What several processes share is put together on each device, so it comes in pieces
     of about `most` bytes along the first axis.
     """
-    if x.is_fully_addressable or x.is_fully_replicated:
+    split = isinstance(x, jax.Array) and not x.is_fully_addressable
+    if not split or x.is_fully_replicated:
         yield np.asarray(x)
         return
     rows = max(1, most * len(x) // max(x.nbytes, 1))
