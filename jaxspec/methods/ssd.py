@@ -70,7 +70,8 @@ class SSD:
     pass over the picture.
 
     Guarantee: biased: a cell is judged given drafts before it that change in the same
-    round; at temperature 0 and with a round for each column, the tokens are AR's.
+    round; at temperature 0, with a round for each cell corrected at once, the tokens
+    are AR's.
     Passes, prefill included: W + (H - 1) (rounds + 1) - 1; with `upsampled`
     (H / rows) (rounds + 1).
 
