@@ -12,7 +12,7 @@ import pytest
 from rich.progress import Progress
 
 import jaxspec
-from experiments.methods import compare, measure, report, run
+from experiments.methods import compare, measure, report, run, times
 from experiments.methods.colours import Examples
 from experiments.methods.contestants import (
     CONTESTANTS,
@@ -106,6 +106,20 @@ def test_drafts_kept_by_depth_by_hand():
     text = report.depth_table([{"name": "AR"}, {"name": "E", "depths": shares}])
     assert text.endswith("| E | 62 % | 38 % | 12 % | 2.12 |\n")
     assert report.depth_table([{"name": "AR", "depths": None}]) == ""
+
+
+def test_times_of_another_run():
+    raw = {"batch": 4, "passes": {"AR": [16.0], "SJD": [8.0]}}
+    raw["rounds"] = [{"AR": [2.0], "SJD": [1.6]}]
+    about = {"command": "x", "commit": "abc", "date": "d", "note": "Quiet."}
+    rows = [{"name": name, "time": {}} for name in ("AR", "SJD", "New")]
+    record = {"rows": rows, "raw_times": {}}
+    found = times.add_times(record, about | {"timing": {"batch4": raw}})
+    ratios = [row["time"]["4"] and row["time"]["4"]["ratio"] for row in found["rows"]]
+    assert ratios == [1.0, 1.25, None]
+    assert report.times_note(found["times_of"]).endswith("commit abc, d. Quiet.")
+    with pytest.raises(ValueError, match="has times of its own"):
+        times.add_times(record | {"raw_times": {"1": raw}}, about)
 
 
 def test_cells_outside_the_support_are_counted_apart():

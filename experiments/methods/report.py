@@ -92,7 +92,9 @@ def kid_text(entry: dict | None) -> str:
     return f"{1e3 * entry['value']:.1f} ± {1e3 * entry['error']:.1f}"
 
 
-def _faster(speed: dict) -> str:
+def _faster(speed: dict | None) -> str:
+    if speed is None:
+        return ""
     ratio, realised = f"{speed['ratio']:.2f}x", percent(speed["realised"])
     return f"{ratio} ({realised})" if realised else ratio
 
@@ -170,14 +172,23 @@ def page(title: str, record: dict[str, Any], note: str, body: str, legend: str) 
 
 def table(record: dict[str, Any]) -> str:
     """The record as Markdown."""
-    batches = list(record["raw_times"])
+    batches = list(record["rows"][0]["time"])
     times = [f"faster at {batch} (realised)" for batch in batches]
     rows = [cells(row, batches) for row in record["rows"]]
     body = markdown_table([*SPEED, *times, *QUALITY], rows)
     more = depth_table(record["rows"])
     if record.get("several"):
         more += several_table(record["several"])
-    return page("All methods side by side", record, "", body, LEGEND + more)
+    note = times_note(record["times_of"]) if "times_of" in record else ""
+    return page("All methods side by side", record, note, body, LEGEND + more)
+
+
+def times_note(about: dict[str, str]) -> str:
+    """Where times come from that were taken in another run."""
+    return (
+        f" Times: `{about['command']}` at commit {about['commit']}, {about['date']}. "
+        f"{about['note']}"
+    )
 
 
 def depth_table(rows: list[dict[str, Any]]) -> str:
