@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from experiments.methods.compare import MEASURES
 from experiments.methods.contestants import REFERENCE
@@ -281,7 +283,7 @@ def plot(record: dict[str, Any], path: Path) -> None:
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(13, 6), layout="constrained", dpi=110)
+    figure = Figure(figsize=(14, 7), layout="constrained", dpi=100)
     left, right = figure.subplots(1, 2)
     rows = record["rows"]
     recalls = [(row["r5"]["value"], *row["r5"]["interval"]) for row in rows]
@@ -301,14 +303,19 @@ def plot(record: dict[str, Any], path: Path) -> None:
     right.set_ylabel("NLL under the target, difference to AR (nats a cell)")
     for axes in (left, right):
         axes.set_xlabel("passes a picture, prefill included")
-        axes.margins(x=0.1)
+        axes.margins(x=0.22)  # names stand there
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
     _legend(figure, record)
     figure.draw_without_rendering()  # lays it out: names are placed in pixels
     _name(left, rows, [value for value, *_ in recalls])
     _name(right, rows, [value for value, *_ in likelihoods])
-    figure.savefig(path, metadata={"made by": record["command"]})
+    figure.savefig(path)
+    about = PngInfo()
+    about.add_text("made by", record["command"])
+    with Image.open(path) as picture:
+        small = picture.convert("RGB").quantize(64, dither=Image.Dither.NONE)
+    small.save(path, optimize=True, pnginfo=about)
 
 
 def _band(axes, low: float, high: float) -> None:
