@@ -50,7 +50,8 @@ Examples:
   jaxspec evaluate run PartiPrompts.tsv --out parti-ar --limit 200
   jaxspec evaluate run evaluation_metadata.jsonl --num-images 4 --out geneval-scd \\
     --family tar --method scd
-  jaxspec evaluate run captions_val2017.json --out coco --shard 0/8"""
+  jaxspec evaluate run captions_val2017.json --out coco --shard 0/8
+  jaxspec evaluate run captions_val2017.json --out coco --mesh 1,16 --cluster"""
 )
 def run(
     prompts: Annotated[
