@@ -202,7 +202,10 @@ def test_what_the_target_says_is_paired(three, tmp_path):
     assert found["log_prob"].value == pytest.approx(-2.5 - 5 / 3)  # 0, 2 and 3 less
     assert pair["log_prob_difference"].value == pytest.approx(-0.5)
     text = "\n".join(lines(turned(compared_table(record))))
-    assert "divergent cells" in text and "-4.17 (-0.500, -0.500 to -0.500)" in text
+    assert (
+        "divergent cells" in text
+        and "-4.17 (difference -0.500, -0.500 to -0.500)" in text
+    )
     assert "hold codes that the target would never draw" in notes(record)[0]
     text = "\n".join(lines(turned(compared_table(compare(three)))))
     assert "divergent" not in text
