@@ -204,7 +204,7 @@ class Latents:
             known = ", ".join(f"{a} to {b}" for a, b, _ in self.configs)
             raise ValueError(
                 f"there is no trained network from {rows} rows towards {wanted}; there "
-                f"are: {known}"
+                f'are: {known}. "pixels" needs none'
             )
         end = min(ways, key=lambda b: abs(b - wanted))
         params = self.networks[rows, end]

@@ -27,8 +27,8 @@ ABOUT = (
     "Twemoji by Twitter, Inc and other contributors (CC BY 4.0). Captions: "
     "emojibase-data (MIT). Word vectors: reduced from all-MiniLM-L6-v2 (Apache-2.0)."
 )
-# Stages; the others are variants.
-UPSAMPLERS = ("upsampler-64-128", "upsampler-128-256", "downsampler-128-64")
+# Stages; the others are variants, and on the way down a filter does better.
+UPSAMPLERS = ("upsampler-64-128", "upsampler-128-256")
 DEFAULTS = Defaults(size=128, guidance=2.0, temperature=0.7, top_k=100, top_p=1.0)
 
 
