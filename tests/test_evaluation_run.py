@@ -9,6 +9,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,7 @@ from jaxspec.decoding import ACCEPTED, BONUS, RESAMPLED
 from jaxspec.evaluation import intact, read_prompts, read_run, read_samples
 from jaxspec.evaluation.prompts import load_prompts
 from jaxspec.evaluation.records import sample_lines
-from jaxspec.evaluation.run import draw
+from jaxspec.evaluation.run import clear_losses, draw
 from jaxspec.evaluation.writing import Manifest, opened
 from jaxspec.recipe import Recipe
 from tests import toy
@@ -269,6 +270,15 @@ def test_a_device_without_room_stops_the_run_and_says_so(recipe, tmp_path, monke
     monkeypatch.setattr(Recipe, "decode", full)
     with pytest.raises(MemoryError, match="no room for a batch of 4: take a smaller"):
         drawn(recipe, tmp_path)
+
+
+def test_a_process_that_is_lost_is_told_in_a_line():
+    lost = jax.errors.JaxRuntimeError("INTERNAL: Gloo: Connection reset by peer")
+    with pytest.raises(ConnectionError, match="goes on .*reset by peer"):
+        with clear_losses(SimpleNamespace(is_multi_process=True)):
+            raise lost
+    with pytest.raises(jax.errors.JaxRuntimeError), clear_losses(None):
+        raise lost
 
 
 def test_lines_are_all_added_or_none(whole):

@@ -8,9 +8,9 @@ the batch in flight is lost.
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -128,7 +128,8 @@ def draw(
     Raises:
       ValueError: the folder has other settings, or another process draws this share;
         or a setting or an id is not usable.
-      OSError: the folder cannot be written; what is in it is whole.
+      OSError: the folder cannot be written, or a process that draws along was lost;
+        what is in it is whole.
       MemoryError: the device has no room for a batch.
     """
     images = whole_number("images", images, 1)
@@ -153,7 +154,7 @@ def draw(
         mesh, run, shard=part, batch_size=batch_size, refill=refill, check=check
     )
     files = Files(Path(folder), format, keep_records)
-    with ExitStack() as held:
+    with ExitStack() as held, clear_losses(mesh):
         manifest: Manifest | None = None
 
         def take_up() -> list[tuple[int, int]]:
@@ -177,6 +178,24 @@ def draw(
             progress(status)
             began = time.perf_counter()
     return status
+
+
+@contextmanager
+def clear_losses(mesh: Mesh | None) -> Generator[None]:
+    """Of processes that draw together, what those say who have lost one.
+
+    Raises:
+      ConnectionError: in place of what JAX says.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if mesh is None or not mesh.is_multi_process:
+            raise
+        raise ConnectionError(
+            "a process that draws along was lost, or failed: what is in the folder is "
+            f"whole, and the same command in all processes goes on ({error})"
+        ) from error
 
 
 def _missing(
