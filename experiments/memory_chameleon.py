@@ -53,7 +53,7 @@ def plan(
     model, rows = ChameleonGrid(config), 2 * batch
     loaded = as_bfloat16(abstract.chameleon(config))
     prepared = jax.eval_shape(model.prepared, loaded)["params"]
-    copied = {k: x for k, x in prepared.items() if k not in ("word_embedding", "norm")}
+    copied = {k: prepared[k] for k in ("token_embedding", "head")}
     vq = abstract.vq(family.vq)
     cache = jax.eval_shape(lambda: Cache.empty(config, rows, jnp.bfloat16))
     target, method, state = started(model, {"params": prepared}, batch, window)
@@ -65,7 +65,7 @@ def plan(
     return {
         "held": {
             "language model, as loaded": each(loaded, devices),
-            "its layers apart, and what cells can be": each(copied, devices),
+            "rows and columns of what cells can be": size_of(copied),
             "VQ": size_of(vq),
             "caches of both rows": size_of(cache) // devices,
             "windows": size_of(state) - size_of(cache),

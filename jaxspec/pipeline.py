@@ -15,6 +15,7 @@ from jaxspec.models.drafter import Eagle, EagleConfig
 from jaxspec.models.flashar import Flash, FlashConfig
 from jaxspec.models.lpd import LPDConfig, LPDNet
 from jaxspec.models.ssd import Spatial, SSDConfig
+from jaxspec.models.stacks import unstack
 from jaxspec.models.transformer import Transformer, TransformerConfig
 from jaxspec.models.upsampler import UpsamplerConfig
 from jaxspec.models.vq import VQConfig
@@ -200,6 +201,22 @@ class Pipeline:
           ValueError: the family has no such option, or not of that value.
         """
         return replace(self, config=self.config.reading(**options))
+
+    def unstacked(self) -> "Pipeline":
+        """The same family with the layers apart of all networks that decode.
+
+        `jaxspec.load` returns one of that kind, which stays as it is. Of one whose
+        layers are stacked, as training leaves them, this copies them.
+        """
+        params = dict(self.params)
+        for place, names in _stacks(self.config).items():
+            part, _, size = place.partition("/")
+            if size:
+                apart = unstack(params[part][size], names)
+                params[part] = {**params[part], size: apart}
+            else:
+                params[part] = unstack(params[part], names)
+        return replace(self, params=params)
 
     def sized(self, size: Size | str | None) -> "Pipeline":
         """The same family, able to draw a size that is none of its own, if it can be.
@@ -455,7 +472,29 @@ def network_of(config: Decoder) -> Transformer | ChameleonGrid:
 
 
 def abstract_params(config: PipelineConfig) -> dict[str, Any]:
-    """Shapes and float32 types of a family's parameters; computes nothing."""
+    """Shapes and float32 types of a family's parameters, as `jaxspec.load` has them.
+
+    Computes nothing.
+    """
+    apart = lambda stacked: Pipeline(stacked, config).unstacked().params
+    return jax.eval_shape(apart, stacked_params(config))
+
+
+def _stacks(config: PipelineConfig) -> dict[str, tuple[str, ...]]:
+    """The parameters that are stacks of layers, by the place of their network."""
+    networks = {
+        f"{part}/{size_label(size)}": network
+        for part in ("decoders", "flashar", "lpd")
+        for size, network in getattr(config, part)
+    }
+    found = {
+        k: abstract.stacks(c) for k, c in (networks | config.text.networks()).items()
+    }
+    return {place: names for place, names in found.items() if names}
+
+
+def stacked_params(config: PipelineConfig) -> dict[str, Any]:
+    """Shapes and float32 types of a family's parameters, as files have them."""
     upsamplers = {f"{a}-{b}": abstract.upsampler(c) for a, b, c in config.upsamplers}
     drafters = {str(size): abstract.eagle(c) for size, c in config.drafters}
     heads = {str(size): abstract.flash(c) for size, c in config.flashar}

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxspec.checkpoints.folder import SEVERAL
+from jaxspec.checkpoints.weights import SEVERAL
 from jaxspec.decoding import Method, bound, check_method, decode, describe
 from jaxspec.generation import at_once
 from jaxspec.memory import peak, size_of

@@ -121,13 +121,14 @@ class Recipe:
         return Recipe(params, method, size, sampling, settings)
 
     def unstacked(self) -> "Recipe":
-        """The same with the layers of the target taken apart, once for all batches."""
-        decoders = dict(self.params.params["decoders"])
-        config = dict(self.params.config.decoders)[self.size]
+        """The same with parameters as passes take them, once for all batches."""
+        params = self.params.unstacked()
+        decoders = dict(params.params["decoders"])
+        config = dict(params.config.decoders)[self.size]
         label = size_label(self.size)
         decoders[label] = network_of(config).prepared(decoders[label])
-        weights = {**self.params.params, "decoders": decoders}
-        return replace(self, params=replace(self.params, params=weights))
+        weights = {**params.params, "decoders": decoders}
+        return replace(self, params=replace(params, params=weights))
 
     def conditioned(self, condition: Any) -> tuple[Method, Target]:
         """Method and target for images that show `condition`."""

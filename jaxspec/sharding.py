@@ -23,6 +23,7 @@ import jax.core
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from jax.tree_util import SequenceKey
 
 from jaxspec.models.cache import Cache
 from jaxspec.models.int8 import has_int8
@@ -38,9 +39,9 @@ NO_INT8 = "int8 weights cannot be split over devices: leave out the mesh, or int
 # A pattern that is looked for in a parameter's path, and how the parameter is split.
 Rule = tuple[str, P]
 
-# The first that matches wins. Layers are stacked along their first axis. Matrices side
-# by side in one, such as "qkv", are split by their rows, which are whole in each, until
-# `unstacked` takes them apart.
+# The first that matches wins. They are of stacked layers, also where layers are apart
+# (see `of_layer`). Matrices side by side in one, such as "qkv", are split by their
+# rows, which are whole in each, until they come apart.
 RULES: tuple[Rule, ...] = (
     (r"^(vq|upsamplers|text)/", P()),  # small
     # One layer each, not stacked.
@@ -127,7 +128,7 @@ def layout(weights: Any, mesh: Mesh, rules: Sequence[Rule] = RULES) -> Any:
 
     Args:
       weights: arrays or shapes; a parameter's path is the keys to it, joined by
-        slashes.
+        slashes, the same for layers that are stacked and for those that are apart.
       mesh: from `make_mesh`.
       rules: patterns and how what they match is split, the first match wins.
 
@@ -140,8 +141,13 @@ def layout(weights: Any, mesh: Mesh, rules: Sequence[Rule] = RULES) -> Any:
     faults = []
 
     def place(path, x) -> NamedSharding:
+        apart = any(isinstance(key, SequenceKey) for key in path)
+        if apart:  # ..., "layers", number, name
+            path = (*path[:-3], path[-1])
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         spec = next((spec for pattern, spec in rules if re.search(pattern, name)), None)
+        if apart and spec is not None:
+            spec = of_layer(spec, joined=x.ndim == 3)
         if spec is None:
             faults.append(f"{name} {list(x.shape)} matches no rule")
             return NamedSharding(mesh, P())
@@ -160,7 +166,8 @@ def layout(weights: Any, mesh: Mesh, rules: Sequence[Rule] = RULES) -> Any:
 
     out = jax.tree.map_with_path(place, weights)
     if faults:
-        raise ValueError(f"weights cannot be split: {'; '.join(faults)}")
+        named = "; ".join(dict.fromkeys(faults))  # once, though each layer has it
+        raise ValueError(f"weights cannot be split: {named}")
     return out
 
 
@@ -194,29 +201,33 @@ def shard(params: "Pipeline", mesh: Mesh, rules: Sequence[Rule] = RULES) -> "Pip
     return replace(params, params=jax.tree.map(_put, params.params, where))
 
 
+def of_layer(stack: P, joined: bool) -> P:
+    """How a single layer is split whose stack is split so.
+
+    As its stack; but matrices side by side come apart, [C, parts, F], and are split
+    along F, each as if it stood alone.
+    """
+    axes = stack[1:]
+    if joined:
+        axes = (None, None, next((a for a in axes if a is not None), None))
+    return P(*axes)
+
+
 def of_layers(
-    stacks: Mapping[str, jax.Array], joined: Mapping[str, int]
+    stacks: Mapping[str, tuple[jax.Array, bool]],
 ) -> tuple[dict[str, NamedSharding], ...] | None:
     """How single layers are split whose stacks are; None if those are on no mesh.
 
-    A layer is split as its stack. Matrices side by side come apart, [C, parts, F], and
-    are split along F, each as if it stood alone.
-
-    Args:
-      stacks: parameters [L, ...].
-      joined: names of those that are side by side, and how many.
+    `stacks` are parameters [L, ...], and whether they are matrices side by side.
     """
     mesh = mesh_of(stacks)
     if mesh is None:
         return None
     layer = {}
-    for name, x in stacks.items():
-        spec = getattr(x.sharding, "spec", P())
-        axes = [*spec, *[None] * (x.ndim - len(spec))][1:]
-        if name in joined:
-            axes = [None, None, next((a for a in axes if a is not None), None)]
-        layer[name] = NamedSharding(mesh, P(*axes))
-    return (layer,) * len(next(iter(stacks.values())))
+    for name, (x, joined) in stacks.items():
+        spec = of_layer(getattr(x.sharding, "spec", P()), joined)
+        layer[name] = NamedSharding(mesh, spec)
+    return (layer,) * len(next(iter(stacks.values()))[0])
 
 
 # Batches and what belongs to their images.

@@ -22,7 +22,8 @@ from jaxspec.checkpoints.trees import flatten
 from jaxspec.cli import app
 from jaxspec.evaluation.prompts import load_prompts
 from jaxspec.evaluation.run import draw as draw_set
-from jaxspec.pipeline import Pipeline, abstract_params
+from jaxspec.evaluation.run import weights_hash
+from jaxspec.pipeline import Pipeline, stacked_params
 from jaxspec.recipe import Recipe
 from tests import toy
 
@@ -46,7 +47,7 @@ def family() -> Pipeline:
     config = toy.family_config()
     decoders = tuple((size, replace(c, heads=8)) for size, c in config.decoders)
     config = replace(config, decoders=decoders)
-    return Pipeline(toy.randomly(abstract_params(config)), config)
+    return Pipeline(toy.randomly(stacked_params(config)), config).unstacked()
 
 
 def draw(params: Pipeline, method: str, **how) -> jaxspec.Generated:
@@ -76,16 +77,19 @@ def on_eight_devices(folder: str) -> dict:
         again = draw(split, "SCD", batch_size=4)
     found["loaded"] = same(again, draw(params, "SCD"))
     found["compiled"] = compiled
+    weights = split.params["decoders"]["16"]["params"]
+    layer = weights["layers"][1]
     found["parts"] = {
         name: [
             str(part.data.shape) for part in x.addressable_shards if not part.replica_id
         ]
-        for name, x in flatten(split.params).items()
-        if name.endswith(("16/params/qkv", "16/params/down", "16/params/head"))
+        for name, x in (layer | {"head": weights["head"]}).items()
+        if name in ("qkv", "down", "head")
     }
-    layer = split.target(split.condition(PROMPTS), jaxspec.Sampling.create(12)).params
-    layer = layer["params"]["layers"][0]
+    target = split.target(split.condition(PROMPTS), jaxspec.Sampling.create(12))
+    found["kept"] = target.params["params"]["layers"][1] is layer
     found["layer"] = {k: str(x.sharding.shard_shape(x.shape)) for k, x in layer.items()}
+    found["equal"] = weights_hash(params.params) == weights_hash(split.params)
     found["orbax"] = saved_and_loaded(params, split, f"{folder}-orbax", (1, 8))
     return found | {"refused": refused(params)}
 
@@ -99,11 +103,13 @@ def saved_and_loaded(
     """
     jaxspec.save(split, folder, format="orbax")
     again = jaxspec.load(folder, mesh=sharding.make_mesh(*shape))
-    for name, x in flatten(again.params).items():
-        whole = np.asarray(flatten(params.params)[name])
+
+    def check(x, whole):
         for part in x.addressable_shards:
-            np.testing.assert_array_equal(part.data, whole[part.index])
-    weight = again.params["decoders"]["16"]["params"]["qkv"]
+            np.testing.assert_array_equal(part.data, np.asarray(whole)[part.index])
+
+    jax.tree.map(check, again.params, params.params)
+    weight = again.params["decoders"]["16"]["params"]["layers"][0]["qkv"]
     return [str(x.data.shape) for x in weight.addressable_shards]
 
 
@@ -142,7 +148,7 @@ def as_one_of_two(folder: str, address: str, number: int) -> dict:
     params = jaxspec.load(folder)
     own = jaxspec.generate(params, PROMPTS[number::2], seed=3)
     split = jaxspec.load(folder, mesh=sharding.make_mesh(1, 2))
-    weight = split.params["decoders"]["16"]["params"]["qkv"]
+    weight = split.params["decoders"]["16"]["params"]["layers"][0]["qkv"]
     together = {method: draw(split, method) for method in ("AR", "SCD")}
     return found | {
         "own": own.tokens.tolist(),

@@ -49,19 +49,12 @@ def flash_of(target: Target, depth=2, context="diagonal", seed=5) -> Flash:
     return Flash(random_weights(abstract.flash(config), seed), config)
 
 
-def stacked(target: Target):
-    inner = dict(target.params["params"])
-    layers = inner.pop("layers")
-    return {"params": inner | jax.tree.map(lambda *x: jnp.stack(x), *layers)}
-
-
 @jax.jit
 def guided(flash: Flash, target: Target, tokens: jax.Array) -> dict[str, jax.Array]:
     """Teacher-forced logits [B, N, V] of grids, after guidance."""
     null = target.model.apply(target.params, target.condition, method="null")
-    params = stacked(target)
     both = [
-        forced_logits(flash.config, params, flash.params, x, tokens)
+        forced_logits(flash.config, target.params, flash.params, x, tokens)
         for x in (target.condition, null)
     ]
     pairs = jax.tree.map(lambda *x: jnp.stack(x, 1).reshape(-1, *x[0].shape[1:]), *both)
@@ -95,7 +88,7 @@ def test_an_untrained_head_draws_what_ar_draws_along_a_line(grid):
     """In one row the target's head is asked alone, in one column its copy."""
     target = target_of(grid, guidance=2.0)
     config = FlashConfig(target.model.config, 2)
-    flash = Flash(new_head(config, stacked(target)), config)
+    flash = Flash(new_head(config, target.params), config)
     out = toy.decode_jitted(FlashAR(flash), target, keys_of(2))
     want = toy.decode_jitted(AR(), target, keys_of(2))
     np.testing.assert_array_equal(out.tokens, want.tokens)
@@ -105,12 +98,12 @@ def test_the_gate():
     """Even at first; closed, it leaves the target's own head, or the branch alone."""
     target = target_of((3, 4))
     config = FlashConfig(target.model.config, 1, "earlier")
-    params = new_head(config, stacked(target))
+    params = new_head(config, target.params)
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 12, (2, 12)))
     row, column = np.divmod(np.arange(12), 4)
     forced = jax.jit(
         lambda head: forced_logits(
-            config, stacked(target), head, target.condition, tokens
+            config, target.params, head, target.condition, tokens
         )
     )
     found = forced(params)
@@ -272,7 +265,7 @@ def test_drafts_of_the_targets_own_distribution_are_all_kept():
     inner["position_embedding"] = jnp.broadcast_to(places[:1], places.shape)
     target = replace(target, params={"params": inner})
     config = FlashConfig(target.model.config, 2, "earlier")
-    flash = Flash(new_head(config, stacked(target)), config)
+    flash = Flash(new_head(config, target.params), config)
     out = toy.decode_jitted(flashed(target, flash), target, keys_of(2))
     assert out.target_passes.tolist() == [3, 3]  # 11 cells, 4 a pass
     # 5 anti-diagonals and one more pass, which tells of all cells.

@@ -15,6 +15,8 @@ from safetensors.numpy import load_file, save_file
 
 import jaxspec
 from jaxspec.checkpoints import folder as folder_module
+from jaxspec.evaluation.run import weights_hash
+from jaxspec.models.stacks import restack
 from tests import toy
 
 FORMATS = ("safetensors", "orbax")
@@ -56,6 +58,31 @@ def test_round_trip_is_bit_equal(family, tmp_path, format, dtype):
     widened = jax.tree.map(lambda x: x.astype(jnp.float32), cast)
     assert_same(jaxspec.load(str(tmp_path / "toy")), replace(family, params=widened))
     assert [p.name for p in tmp_path.iterdir()] == ["toy"]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_layers_are_loaded_apart_and_no_target_copies_them(saved, format):
+    """Files have stacks, as they are of a family that was trained."""
+    loaded = jaxspec.load(saved[format])
+    stacked = jax.tree.map(lambda x: x, loaded.params)
+    stacked["decoders"] = {k: restack(x) for k, x in stacked["decoders"].items()}
+    trained = replace(loaded, params=stacked)
+    assert trained.params["decoders"]["16"]["params"]["qkv"].shape == (2, 16, 48)
+    assert weights_hash(trained.params) == weights_hash(loaded.params)
+    assert_same(trained.unstacked(), loaded)
+    own = loaded.params["decoders"]["16"]
+    assert own["params"]["layers"][1]["qkv"].shape == (16, 3, 16)
+    target = loaded.target(loaded.condition(["hat"]), jaxspec.Sampling(), 16)
+    assert target.params is own
+    assert loaded.unstacked().params["decoders"]["8"] is loaded.params["decoders"]["8"]
+
+
+def test_a_family_of_stacks_is_saved_as_one_of_layers(family, saved, tmp_path):
+    params = dict(family.params)
+    params["decoders"] = {k: restack(x) for k, x in params["decoders"].items()}
+    jaxspec.save(replace(family, params=params), tmp_path / "stacks")
+    for path in saved["safetensors"].iterdir():
+        assert path.read_bytes() == (tmp_path / "stacks" / path.name).read_bytes()
 
 
 def test_loading_compiles_nothing(saved):

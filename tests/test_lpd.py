@@ -275,12 +275,9 @@ def test_it_draws_what_it_is_teacher_forced(drawn):
     ] * 3
     assert out.target_passes.tolist() == [4] * 3
     null = model.model.apply(model.params, model.condition, method="null")
-    inner = dict(model.params["params"])
-    layers = inner.pop("layers")
-    params = {"params": inner | jax.tree.map(lambda *x: jnp.stack(x), *layers)}
     tokens = out.tokens.reshape(3, -1)
     apply = jax.jit(model.model.apply)
-    both = [apply(params, x, tokens, groups) for x in (model.condition, null)]
+    both = [apply(model.params, x, tokens, groups) for x in (model.condition, null)]
     both = jnp.stack(both, 1).reshape(6, *both[0].shape[1:])
     # The ramp goes by places in the order.
     order = method.start(drawn[1], keys_of(3)).order

@@ -121,7 +121,7 @@ def test_the_command():
 
 
 def test_lumina_7b_by_hand():
-    """Weights, their layers apart, and two caches of 64 + 48 x 49 slots, bfloat16."""
+    """Weights once, and two caches of 64 + 48 x 49 slots, bfloat16."""
     width, hidden, depth, tokens = 4096, 11008, 32, 65536
     layer = 4 * width**2 + 3 * width * hidden + 2 * width + 4 * 128
     weights = 2 * (depth * layer + 2 * tokens * width + width)
@@ -129,9 +129,9 @@ def test_lumina_7b_by_hand():
     assert found.weights["decoders/768"] == weights
     cells = 2 * 2 * 8193 * width  # embeddings and the head of what cells can be
     cache = 2 * 2 * depth * 2 * width * (64 + 48 * 49)
-    held = 2 * depth * layer + cells + cache
-    assert held < found.stages["passes"] < 1.02 * held
-    assert found.fits(80) and not found.fits(24)
+    held = cells + cache
+    assert held < found.stages["passes"] < 1.04 * held
+    assert found.fits(24)
 
 
 def test_lumina_is_planned_at_sizes_of_other_weights():

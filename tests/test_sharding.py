@@ -24,7 +24,7 @@ from jaxspec.models.llama import LlamaConfig
 from jaxspec.models.lpd import LPDConfig
 from jaxspec.models.t5 import T5Config
 from jaxspec.models.ta_tok import TaTokConfig, TowerConfig
-from jaxspec.pipeline import abstract_params
+from jaxspec.pipeline import abstract_params, stacked_params
 from jaxspec.recipe import Recipe
 from tests import sharded, toy
 
@@ -69,12 +69,12 @@ def test_a_mesh_changes_no_token(found, name):
 
 def test_a_folder_is_read_part_by_part_and_a_batch_compiles_nothing(found):
     assert found["loaded"] and found["compiled"] == []
-    parts = {name.rpartition("/")[2]: shapes for name, shapes in found["parts"].items()}
-    assert parts == {
-        "qkv": ["(2, 4, 48)"] * 4,
-        "down": ["(2, 6, 16)"] * 4,
+    assert found["parts"] == {
+        "qkv": ["(16, 3, 4)"] * 4,
+        "down": ["(6, 16)"] * 4,
         "head": ["(16, 12)"],
     }
+    assert found["equal"] and found["kept"]
     assert found["layer"] == {
         "attention_norm": "(16,)",
         "qkv": "(16, 3, 4)",
@@ -86,7 +86,7 @@ def test_a_folder_is_read_part_by_part_and_a_batch_compiles_nothing(found):
 
 
 def test_an_orbax_checkpoint_is_written_on_one_mesh_and_read_on_another(found):
-    assert found["orbax"] == ["(2, 2, 48)"] * 8
+    assert found["orbax"] == ["(16, 3, 2)"] * 8
 
 
 @pytest.mark.parametrize(
@@ -129,8 +129,8 @@ def test_the_rules_know_every_network():
             TaTokConfig(16, 12, 4, True, tower, replace(tower, channels=4))
         ),
     }
-    known = abstract_params(load_config("emoji"))
-    for weights in (networks, known):
+    known = load_config("emoji")
+    for weights in (networks, stacked_params(known), abstract_params(known)):
         sharding.layout(weights, sharding.make_mesh(1, 1))
 
 
@@ -154,7 +154,7 @@ def test_two_processes_share_a_model_or_the_prompts(folder, tmp_path):
     wanted = sharded.draw(params, "AR").tokens
     for number, one in enumerate(both):
         np.testing.assert_array_equal(one["own"], wanted[number::2])
-        assert one["part"] == [2, 8, 48] and one["orbax"] == ["(2, 16, 48)"]
+        assert one["part"] == [16, 3, 8] and one["orbax"] == ["(16, 3, 16)"]
     assert both[0]["images"] == both[1]["images"]
 
     # Sets of prompts: the same files as in one process.

@@ -13,7 +13,7 @@ from experiments.emoji import train_upsampler
 from jaxspec.methods.catalogue import named
 from jaxspec.models.upsampler import Resampler, UpsamplerConfig
 from jaxspec.models.vq import VQ, VQConfig, from_uint8, nearest, unit
-from jaxspec.pipeline import Pipeline, abstract_params
+from jaxspec.pipeline import Pipeline, stacked_params
 from jaxspec.training import TrainState
 from jaxspec.upsampling import Latents, Nearest, Pixels
 from tests import toy
@@ -184,7 +184,7 @@ def family():
     up = replace(UP, code_width=plain.config.vq.code_width)
     ways = ((8, 16, up), (16, 8, replace(up, direction="down")))
     config = replace(plain.config, upsamplers=ways)
-    return Pipeline(toy.randomly(abstract_params(config)), config)
+    return Pipeline(toy.randomly(stacked_params(config)), config).unstacked()
 
 
 def test_a_family_brings_its_networks(family, tmp_path):

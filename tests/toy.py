@@ -10,7 +10,7 @@ from jaxspec.compile_cache import compilations
 from jaxspec.decoding import Target
 from jaxspec.models.transformer import TransformerConfig
 from jaxspec.models.vq import VQConfig
-from jaxspec.pipeline import Defaults, Pipeline, PipelineConfig, abstract_params
+from jaxspec.pipeline import Defaults, Pipeline, PipelineConfig, stacked_params
 from jaxspec.testing import decode_jitted, toy_target
 from jaxspec.testing import random_weights as randomly
 from jaxspec.testing import toy_conditions as conditions
@@ -99,7 +99,7 @@ def family_config() -> PipelineConfig:
 @cache
 def family() -> Pipeline:
     config = family_config()
-    return Pipeline(randomly(abstract_params(config)), config)
+    return Pipeline(randomly(stacked_params(config)), config).unstacked()
 
 
 __all__ = [

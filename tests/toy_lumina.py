@@ -7,7 +7,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from jaxspec.models.chameleon import ChameleonConfig, ChameleonGridConfig
 from jaxspec.models.vq import VQConfig
-from jaxspec.pipeline import Defaults, Pipeline, PipelineConfig, abstract_params
+from jaxspec.pipeline import Defaults, Pipeline, PipelineConfig, stacked_params
 from jaxspec.reading.lumina import CODES, FIRST, AnoleReader, LuminaReader, code_name
 from jaxspec.testing import random_weights
 
@@ -84,7 +84,7 @@ def _family(name, decoders, reader, side: int) -> Pipeline:
         defaults=Defaults(side, guidance=3.0, temperature=1.0, top_k=2000, top_p=1.0),
         pixels="truncated",
     )
-    return Pipeline(random_weights(abstract_params(config)), config)
+    return Pipeline(random_weights(stacked_params(config)), config).unstacked()
 
 
 @cache

@@ -21,6 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from jaxspec.models.stacks import restack
+
 
 class Tensor(Protocol):
     """What is asked of a state dict's values; `np.asarray` gives those of one."""
@@ -236,10 +238,13 @@ def convert(
 def to_torch(params: Any, config: Any, table: Table) -> dict[str, np.ndarray]:
     """The PyTorch state dict of parameters: the inverse of `convert`.
 
+    Layers may be stacked or apart.
+
     Raises:
       ValueError: the parameters are not those of a model of this configuration.
     """
-    flat = flatten_dict(jax.tree.map(np.asarray, params["params"]), sep="/")
+    flat = jax.tree.map(np.asarray, restack(params)["params"])
+    flat = flatten_dict(flat, sep="/")
     plan = table.plan(config)
     want = {entry.path: shape for entry, shape in plan}
     found = {path: value.shape for path, value in flat.items()}

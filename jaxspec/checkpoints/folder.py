@@ -2,7 +2,8 @@
 
 Weights are a safetensors file for each part, such as `vq.safetensors` and
 `decoders-128.safetensors`, or an orbax checkpoint (`format="orbax"`) for sharded saves.
-They are loaded as float32 unless asked otherwise.
+They are loaded as float32 unless asked otherwise. Files have layers stacked; `load`
+reads them apart, as decoding takes them (see `jaxspec.models.stacks`).
 """
 
 import dataclasses
@@ -11,19 +12,19 @@ import os
 import shutil
 import types
 import typing
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
-from safetensors import safe_open
+from jax.sharding import Mesh
 from safetensors.numpy import save_file
 
 from jaxspec.checkpoints.trees import flatten, unflatten
+from jaxspec.checkpoints.weights import as_stored, one_line, read_weights, to_files
 from jaxspec.checkpoints.writer import (
     CONFIG,
     ORBAX,
@@ -37,6 +38,7 @@ from jaxspec.models.flashar import FlashConfig
 from jaxspec.models.int8 import has_int8
 from jaxspec.models.lpd import LPDConfig
 from jaxspec.models.ssd import SSDConfig
+from jaxspec.models.stacks import stack
 from jaxspec.models.transformer import TransformerConfig
 from jaxspec.models.upsampler import UpsamplerConfig
 from jaxspec.models.vq import VQConfig
@@ -57,8 +59,6 @@ from jaxspec.sharding import (
 from jaxspec.text import PieceText, tokenizer_of
 
 FAMILIES = Path(__file__).parent.parent / "families"
-# Of these, each model has a file of its own.
-SEVERAL = ("decoders", "upsamplers", "drafters", "flashar", "lpd", "ssd")
 TOKENIZER = "tokenizer.json"
 _READERS = (
     PieceText,
@@ -160,7 +160,7 @@ def _config_from_json(values: dict[str, Any], folder: Path) -> PipelineConfig:
 
 
 def _read_tokenizer(path: Path) -> str:
-    with _one_line(path):
+    with one_line(path):
         spec = path.read_text(encoding="utf8")
         tokenizer_of(spec)
         return spec
@@ -198,7 +198,8 @@ def save(
         )
     if dtype is not None:
         weights = _cast(weights, dtype)
-    lost = [k for k, finite in flatten(_finite(weights)).items() if not finite]
+    finite = flatten(_finite(weights))  # of layers apart, each
+    lost = [k for k, x in finite.items() if not all(map(bool, jax.tree.leaves(x)))]
     if lost:
         as_type = f" as {jnp.dtype(dtype).name}" if dtype is not None else ""
         raise ValueError(f"weights are not finite{as_type}: {', '.join(lost)}")
@@ -223,11 +224,23 @@ def _finite(weights: Any) -> Any:
 def _write(weights: Any, folder: Path, format: str) -> None:
     if format == "safetensors":
         for name, part in to_files(flatten(weights)).items():
-            save_file({k: np.asarray(x) for k, x in part.items()}, folder / name)
+            save_file({k: _on_host(x) for k, x in part.items()}, folder / name)
             # The library makes files that only their owner can read.
             shutil.copymode(folder / CONFIG, folder / name)
     else:
-        write_orbax(folder, weights)
+        whole = jax.jit(stack)  # over several devices, and several processes
+        tensors = {
+            k: whole(x) if isinstance(x, tuple) else x
+            for k, x in flatten(weights).items()
+        }
+        write_orbax(folder, unflatten(tensors))
+
+
+def _on_host(x: Any) -> np.ndarray:
+    """A parameter as files have it."""
+    if isinstance(x, tuple):
+        return stack([np.asarray(layer) for layer in x], np)
+    return np.asarray(x)
 
 
 def write_config(config: PipelineConfig, folder: Path) -> None:
@@ -236,16 +249,6 @@ def write_config(config: PipelineConfig, folder: Path) -> None:
     spec = getattr(config.text, "spec", None)
     if spec is not None:
         (folder / TOKENIZER).write_text(spec, encoding="utf8")
-
-
-def to_files(flat: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Weights by the file that holds them: each model of a family has its own."""
-    parts: dict[str, dict[str, Any]] = {}
-    for key, x in flat.items():
-        first, second, *_ = key.split("/")
-        name = f"{first}-{second}" if first in SEVERAL else first
-        parts.setdefault(f"{name}.safetensors", {})[key] = x
-    return parts
 
 
 def _find(name_or_folder: str | os.PathLike) -> Path:
@@ -265,104 +268,6 @@ def _find(name_or_folder: str | os.PathLike) -> Path:
     )
 
 
-@contextmanager
-def _one_line(path: Path) -> Generator[None]:
-    """What a damaged file breaks, of whatever kind, as one line that names the file."""
-    try:
-        yield
-    except Exception as error:  # the tokenizers library raises just that
-        plain = isinstance(error, ValueError) or type(error) is Exception
-        kind = "" if plain else f"{type(error).__name__}: "
-        reason = " ".join(str(error).split())
-        raise ValueError(f"{path} cannot be read: {kind}{reason}") from error
-
-
-def _check_fit(found: dict[str, Any], want: dict[str, Any]) -> None:
-    """Raises ValueError with all differences between shapes, both by name."""
-    missing, unexpected = want.keys() - found.keys(), found.keys() - want.keys()
-    wrong = [
-        f"{k} is {list(found[k])}, not {list(want[k].shape)}"
-        for k in sorted(found.keys() & want.keys())
-        if tuple(found[k]) != tuple(want[k].shape)
-    ]
-    if missing or unexpected or wrong:
-        raise ValueError(
-            f"it does not fit config.json: missing {sorted(missing)}, unexpected "
-            f"{sorted(unexpected)}, misshapen {wrong}"
-        )
-
-
-def read_weights(
-    folder: Path,
-    want: dict[str, Any],
-    dtype,
-    where: Mapping[str, NamedSharding] | None = None,
-) -> dict[str, Any]:
-    """The weights of a folder, those of `want` and of its shapes, on the device.
-
-    All are flat dictionaries; `dtype` None keeps the types of the files. With `where`,
-    each device, and each process, reads its own part.
-
-    Raises:
-      ValueError: the folder is damaged, or holds other weights.
-    """
-    read = _read_orbax if (folder / ORBAX).is_dir() else _read_safetensors
-    return read(folder, want, dtype, where or {})
-
-
-def _read_safetensors(
-    folder: Path, want: dict[str, Any], dtype, where: Mapping[str, NamedSharding]
-) -> dict[str, Any]:
-    tensors = {}
-    for name, part in to_files(want).items():
-        path = folder / name
-        with _one_line(path), safe_open(path, framework="numpy") as f:
-            _check_fit({k: f.get_slice(k).get_shape() for k in f.keys()}, part)
-            for k in part:
-                # Cast by numpy and put, not `asarray`: JAX would compile both for each
-                # shape.
-                if k in where:
-                    tensors[k] = _read_parts(f.get_slice(k), where[k], dtype)
-                else:
-                    tensors[k] = _cast_by_numpy(f.get_tensor(k), dtype)
-    return tensors if where else jax.device_put(tensors)
-
-
-def _cast_by_numpy(x: np.ndarray, dtype) -> np.ndarray:
-    return x if dtype is None else x.astype(jnp.dtype(dtype))
-
-
-def _read_parts(file: Any, sharding: NamedSharding, dtype) -> jax.Array:
-    """A tensor of a file, of which the devices of this process read their parts."""
-    read: dict[str, np.ndarray] = {}  # devices may have the same
-
-    def part(index: Any) -> np.ndarray:
-        if str(index) not in read:
-            read[str(index)] = _cast_by_numpy(file[index], dtype)
-        return read[str(index)]
-
-    return jax.make_array_from_callback(tuple(file.get_shape()), sharding, part)
-
-
-def _read_orbax(
-    folder: Path, want: dict[str, Any], dtype, where: Mapping[str, NamedSharding]
-) -> dict[str, Any]:
-    import orbax.checkpoint as ocp  # slow to import
-
-    path = folder / ORBAX
-    with _one_line(path), ocp.StandardCheckpointer() as checkpointer:
-        metadata = checkpointer.metadata(path.absolute()).item_metadata
-        if metadata is None:
-            raise ValueError("it is not a whole orbax checkpoint")
-        found = metadata.tree
-        _check_fit({k: x.shape for k, x in flatten(found).items()}, want)
-        abstract = {
-            k: jax.ShapeDtypeStruct(x.shape, dtype or x.dtype, sharding=where.get(k))
-            for k, x in flatten(found).items()
-        }
-        return flatten(checkpointer.restore(path.absolute(), unflatten(abstract)))
-
-
 def load_config(name_or_folder: str | os.PathLike = "emoji") -> PipelineConfig:
     """What a family is, without its weights.
 
@@ -371,7 +276,7 @@ def load_config(name_or_folder: str | os.PathLike = "emoji") -> PipelineConfig:
       ValueError: the configuration is damaged, or is one model's alone.
     """
     folder = _find(name_or_folder)
-    with _one_line(folder / CONFIG):
+    with one_line(folder / CONFIG):
         values = json.loads((folder / CONFIG).read_text(encoding="utf8"))
         if "part" in values:
             raise ValueError(
@@ -410,14 +315,12 @@ def load(
     if weights is not None and mesh is not None:
         raise ValueError(NO_INT8)
     config, folder = load_config(name_or_folder), _find(name_or_folder)
-    with _one_line(folder / CONFIG):
+    with one_line(folder / CONFIG):
         abstract = abstract_params(config)
     want, where = flatten(abstract), None
     if mesh is not None:
         check_heads(config, mesh)
-        where = layout(want, mesh, rules)
-    flat = read_weights(folder, want, dtype, where)
-    leaves = [flat[k] for k in flatten(abstract)]
-    params = jax.tree.unflatten(jax.tree.structure(abstract), leaves)
+        where = layout(as_stored(want), mesh, rules)
+    params = unflatten(read_weights(folder, want, dtype, where))
     pipeline = Pipeline(params, config)
     return pipeline if weights is None else quantised(pipeline)

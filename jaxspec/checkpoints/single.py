@@ -17,7 +17,7 @@ import numpy as np
 
 import jaxspec
 from jaxspec.checkpoints.convert import Parameter, parameters
-from jaxspec.checkpoints.folder import from_dict, read_weights, to_files
+from jaxspec.checkpoints.folder import from_dict
 from jaxspec.checkpoints.published import (
     CELL,
     DECODERS,
@@ -29,6 +29,7 @@ from jaxspec.checkpoints.published import (
 )
 from jaxspec.checkpoints.readers import Checkpoint, read, read_json
 from jaxspec.checkpoints.trees import flatten, unflatten
+from jaxspec.checkpoints.weights import read_weights, to_files
 from jaxspec.checkpoints.writer import (
     CONFIG,
     ORBAX,

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from jaxspec.evaluation.records import (
     read_samples,
 )
 from jaxspec.evaluation.writing import Manifest, clear_errors, opened, remove_drafts
+from jaxspec.models.stacks import stack
 from jaxspec.recipe import Recipe, whole_number
 from jaxspec.sharding import from_first, mesh_of, of_each, pieces
 
@@ -243,8 +245,12 @@ def weights_hash(weights: Any) -> str:
     """A hash of all weights: names, types, shapes and values."""
     digest = hashlib.sha256()
     for name, x in sorted(flatten(weights).items()):
-        digest.update(f"{name} {x.dtype} {x.shape}\n".encode())
-        for piece in pieces(x):
+        # The bytes of a stack are those of its layers, one after the other.
+        whole, layers = x, [x]
+        if isinstance(x, tuple):
+            whole, layers = jax.eval_shape(stack, x), x
+        digest.update(f"{name} {whole.dtype} {whole.shape}\n".encode())
+        for piece in chain.from_iterable(map(pieces, layers)):
             digest.update(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 

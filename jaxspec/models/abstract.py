@@ -1,4 +1,7 @@
-"""Parameters of models as shapes and types (float32); nothing is computed."""
+"""Parameters of models as shapes and types (float32), layers stacked, as in files.
+
+Nothing is computed.
+"""
 
 from functools import partial
 from typing import Any
@@ -10,12 +13,13 @@ from jaxspec.models.chameleon import ChameleonGridConfig
 from jaxspec.models.drafter import EagleConfig, head_of
 from jaxspec.models.flashar import FlashConfig, FlashHead
 from jaxspec.models.llama import Llama, LlamaConfig
+from jaxspec.models.llama import layer_shapes as llama_layer_shapes
 from jaxspec.models.lpd import LPDConfig, LPDNet
 from jaxspec.models.qwen2 import Qwen2Config
 from jaxspec.models.ssd import SSDConfig, SSDHead
 from jaxspec.models.t5 import T5Config, T5Encoder
-from jaxspec.models.ta_tok import TaTok, TaTokConfig
-from jaxspec.models.transformer import Transformer, TransformerConfig
+from jaxspec.models.ta_tok import TaTok, TaTokConfig, tower_shapes
+from jaxspec.models.transformer import Transformer, TransformerConfig, layer_shapes
 from jaxspec.models.upsampler import Resampler, UpsamplerConfig
 from jaxspec.models.vq import VQ, VQConfig
 
@@ -108,3 +112,22 @@ _OF = {
 def network(config: Any) -> Any:
     """Of the network that a configuration is of: one that draws or reads prompts."""
     return _OF[type(config)](config)
+
+
+def stacks(config: Any) -> tuple[str, ...]:
+    """Names of the parameters of a network that are stacks, and apart to decode.
+
+    Networks that run once a prompt, not once a pass, have none.
+    """
+    match config:
+        case TransformerConfig():
+            return tuple(layer_shapes(config))
+        case FlashConfig():
+            return tuple(layer_shapes(config.target))
+        case ChameleonGridConfig():
+            return stacks(config.language)
+        case LlamaConfig():
+            return tuple(llama_layer_shapes(config))
+        case LPDConfig():
+            return tuple(tower_shapes(config.width, config.hidden))
+    return ()

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.models.cache import Cache
+from jaxspec.models.stacks import restack
 from jaxspec.models.transformer import (
     Transformer,
     TransformerConfig,
@@ -182,12 +183,12 @@ def forced_logits(
 
     Args:
       config: of the branch.
-      target: parameters of the transformer, its layers stacked.
+      target: parameters of the transformer.
       head: parameters of `FlashHead`.
       condition: as for `Transformer.prefix`.
       tokens: int32 [B, N].
     """
-    c = config.target
+    c, target = config.target, restack(target)
     b, p, n, w = tokens.shape[0], c.prefix_length, c.cells, c.grid[1]
     model, branch = Transformer(c), FlashHead(config)
     cells = jnp.broadcast_to(jnp.arange(n), (b, n))
@@ -216,7 +217,7 @@ def forced_logits(
 
 def new_head(config: FlashConfig, target: Any, seed: int = 0) -> Any:
     """Parameters that training starts from: the target's, and an even gate."""
-    c, theirs = config.target, target["params"]
+    c, theirs = config.target, restack(target)["params"]
     shape = jnp.zeros((1, 1, c.width))
     cells = jnp.zeros((1, 1), jnp.int32)
     logits = jnp.zeros((1, 1, c.vocab_size))

@@ -36,8 +36,11 @@ class Int8:
     @staticmethod
     @jax.jit
     def of(matrix: jax.Array) -> "Int8":
-        """The nearest to a matrix [C, F]: no number is off by more than scale / 2."""
-        columns = matrix.astype(jnp.float32).T
+        """The nearest to a matrix [C, F]: no number is off by more than scale / 2.
+
+        Matrices side by side, [C, parts, F], become one.
+        """
+        columns = matrix.reshape(len(matrix), -1).astype(jnp.float32).T
         scale = jnp.max(jnp.abs(columns), axis=1) / _LARGEST
         divisor = jnp.where(scale > 0, scale, 1.0)
         values = jnp.round(columns / divisor[:, None]).astype(jnp.int8)

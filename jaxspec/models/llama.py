@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from jaxspec.models.cache import Cache, through_cache
 from jaxspec.models.int8 import matmul, parameter
-from jaxspec.models.stacks import unstack
+from jaxspec.models.stacks import run, unstack
 from jaxspec.models.transformer import attend, gated, in_heads, rms_norm
 
 
@@ -314,10 +314,11 @@ class Llama(nn.Module):
             seen = jnp.ones(tokens.shape, bool)
         attention = uncached(self.config, positions_of(seen), causal(seen))
 
-        def body(x, layer):
-            return block(self.config, layer, x, attention), None
+        def each(layer, x, index):
+            del index
+            return block(self.config, layer, x, attention)
 
-        return jax.lax.scan(body, self.embed(tokens), self.layers)[0]
+        return run(each, self.layers, self.embed(tokens))
 
 
 def empty_cache(config: LlamaConfig, batch: int, slots: int, dtype) -> Cache:

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.models.cache import Cache, through_cache
-from jaxspec.models.stacks import unstack
+from jaxspec.models.stacks import run, unstack
 from jaxspec.models.ta_tok import layer_norm, tower_block, tower_init, tower_shapes
 from jaxspec.models.transformer import attend
 
@@ -188,11 +188,11 @@ class LPDNet(nn.Module):
         )
         visible = seen_by_groups(groups, c.prefix_length)
 
-        def body(x, layer):
-            return self._block(layer, x, lambda *qkv: attend(*qkv, visible)), None
+        def block(layer, x, index):
+            del index
+            return self._block(layer, x, lambda *qkv: attend(*qkv, visible))
 
-        x = jnp.concatenate(inputs, axis=1)
-        x, _ = jax.lax.scan(body, x, self.layers, unroll=c.depth <= 8)
+        x = run(block, self.layers, jnp.concatenate(inputs, axis=1))
         return self.read_out(self.features(x[:, c.slots :]))
 
 

@@ -5,16 +5,16 @@ RMSNorm, SwiGLU, no biases, untied head. LlamaGen (Sun et al. 2024, section 3.2)
 class or caption prefix and 2-D rotary positions; AR-DTok (Han et al. 2025, Tar) takes
 projected features and a learned table of absolute positions.
 
-Layers are stacked along a leading axis. Training runs them under `lax.scan`; decoding
-takes them apart (see `unstacked`) and runs them one after the other. Axis legend: B
-images, T tokens fed, P prefix slots, N cells, S = P + N slots, K heads, D head width, C
-model width, F SwiGLU width, L layers, V codes.
+Training has layers stacked along a leading axis, under `lax.scan`; decoding has them
+apart (see `unstacked`), one after the other. Axis legend: B images, T tokens fed, P
+prefix slots, N cells, S = P + N slots, K heads, D head width, C model width, F SwiGLU
+width, L layers, V codes.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
@@ -23,7 +23,7 @@ import numpy as np
 
 from jaxspec.models.cache import Cache, through_cache
 from jaxspec.models.int8 import Int8, matmul, parameter
-from jaxspec.models.stacks import split, unstack
+from jaxspec.models.stacks import run, split, unstack
 
 
 @dataclass(frozen=True)
@@ -239,9 +239,8 @@ def unstacked(config: TransformerConfig, params: dict) -> dict:
     """The same parameters with arrays of their own for each layer, to decode with.
 
     As with `Cache`, every pass would otherwise copy all layers out of their stack,
-    which adds half where reading the weights is the limit. This copies them once. Over
-    several devices matrices side by side come apart too, [C, parts, F], so that each
-    is split by heads or hidden units.
+    which adds half where reading the weights is the limit. Parameters as
+    `jaxspec.load` returns them have such arrays already and stay as they are.
     """
     return unstack(params, layer_shapes(config))
 
@@ -270,17 +269,17 @@ def extend_layers(
 
 def forced_layers(
     config: TransformerConfig,
-    layers: dict[str, jax.Array],
+    layers: Any,
     x: jax.Array,
     visible: jax.Array,
     drop: Callable[[jax.Array, int, jax.Array], jax.Array] | None = None,
     causal: bool = True,
 ) -> jax.Array:
-    """States [B, S, C] that stacked layers make of inputs x in the first S slots.
+    """States [B, S, C] that layers make of inputs x in the first S slots.
 
     Args:
       config: of the network; its depth does not matter.
-      layers: stacked along their first axis.
+      layers: stacked along their first axis, or `unstacked`.
       x: [B, S, C].
       visible: bool [B or 1, S, S], which slots each input sees.
       drop: as for `Transformer.__call__`.
@@ -289,22 +288,16 @@ def forced_layers(
     turn = turning(config, jnp.arange(x.shape[1])[None])
     read = attend_causal if causal else attend
 
-    def body(carry, layer):
-        x, index = carry
+    def attention(q, k, v):
+        return read(turn(q), turn(k), v, visible)
 
-        def attention(q, k, v):
-            return read(turn(q), turn(k), v, visible)
-
+    def block(layer, x, index):
         def branch(i, h):
             return h if drop is None else drop(index, i, h)
 
-        x = llama_block(config, layer, x, attention, branch)
-        return (x, index + 1), None
+        return llama_block(config, layer, x, attention, branch)
 
-    # Few layers are unrolled: XLA's CPU backend then trains them a sixth faster.
-    # More would take too long to compile.
-    few = len(layers["ffn_norm"]) <= 8
-    return jax.lax.scan(body, (x, 0), layers, unroll=few)[0][0]
+    return run(block, layers, x)
 
 
 class Transformer(nn.Module):
@@ -476,7 +469,4 @@ class Transformer(nn.Module):
         if prefix_visible is not None:
             seen = jnp.pad(prefix_visible, ((0, 0), (0, n - 1)), constant_values=True)
             visible = (visible & seen[:, None]) | jnp.eye(p + n - 1, dtype=bool)[None]
-        layers = self.layers
-        if isinstance(layers, tuple):
-            layers = jax.tree.map(lambda *x: jnp.stack(x), *layers)
-        return forced_layers(self.config, layers, x, visible, drop)
+        return forced_layers(self.config, self.layers, x, visible, drop)
