@@ -272,13 +272,17 @@ def test_a_device_without_room_stops_the_run_and_says_so(recipe, tmp_path, monke
         drawn(recipe, tmp_path)
 
 
-def test_a_process_that_is_lost_is_told_in_a_line():
-    lost = jax.errors.JaxRuntimeError("INTERNAL: Gloo: Connection reset by peer")
+@pytest.mark.parametrize("kind", [jax.errors.JaxRuntimeError, ValueError])
+def test_a_process_that_is_lost_is_told_in_a_line(kind):
+    several = SimpleNamespace(is_multi_process=True)
+    lost = kind("UNKNOWN: Gloo AllGather failed: Connection reset by peer")
     with pytest.raises(ConnectionError, match="goes on .*reset by peer"):
-        with clear_losses(SimpleNamespace(is_multi_process=True)):
+        with clear_losses(several):
             raise lost
-    with pytest.raises(jax.errors.JaxRuntimeError), clear_losses(None):
+    with pytest.raises(kind, match="^UNKNOWN"), clear_losses(None):
         raise lost
+    with pytest.raises(ValueError, match="^seed must be"), clear_losses(several):
+        raise ValueError("seed must be 0")
 
 
 def test_lines_are_all_added_or_none(whole):

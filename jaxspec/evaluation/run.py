@@ -6,6 +6,7 @@ the batch in flight is lost.
 """
 
 import hashlib
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
@@ -191,8 +192,10 @@ def clear_losses(mesh: Mesh | None) -> Generator[None]:
     """
     try:
         yield
-    except jax.errors.JaxRuntimeError as error:
-        if mesh is None or not mesh.is_multi_process:
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
+        # Where a result is awaited it is a ValueError, which begins with XLA's code.
+        from_xla = re.match("[A-Z_]+: ", str(error))
+        if mesh is None or not mesh.is_multi_process or not from_xla:
             raise
         raise ConnectionError(
             "a process that draws along was lost, or failed: what is in the folder is "
