@@ -60,7 +60,7 @@ GRID, PREFIX = (16, 16), 16
 CONTEXT = 96  # cells before those of a pass of several
 LEAD_IN = {1: 3, 8: 1, 64: 1}  # passes of a chunk that are not timed
 PASSES = {1: 48, 8: 12, 64: 3}  # and those that are, by cells
-CHUNKS = {1: 5, 8: 5, 64: 3}  # of a picture
+CHUNKS = {1: 3, 8: 3, 64: 2}  # of a picture
 THREADS = (1, 2)  # of torch; more than the machine has are left out
 
 
@@ -232,6 +232,8 @@ class Compiled(Torch):
         import torch
 
         super().__init__(*settings)
+        # Of all threads and shapes; beyond it torch runs eagerly, with a warning.
+        torch._dynamo.config.recompile_limit = 64
         torch.set_num_threads(self.threads)  # which the program is made for
         self.forward = torch.compile(self.model.forward, dynamic=False)
         self.static: Any = None

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import jaxspec
 from jaxspec import sharding
 from jaxspec.cli import app
-from jaxspec.models.int8 import Int8, _by_digits, _by_floats, matmul
+from jaxspec.models.int8 import Int8, by_digits, by_floats, matmul
 from jaxspec.pipeline import network_of
 from jaxspec.recipe import Recipe
 from tests import toy, toy_lumina
@@ -46,7 +46,7 @@ def test_products_are_those_of_the_matrix_it_stands_for_row_by_row():
     want = np.asarray(x, np.float64) @ matrix
     # What an input is off by, and sums in float32.
     off = np.abs(x).max(-1, keepdims=True) * abs(matrix).sum(0) * (1 / (4 * 127**2))
-    for way in (_by_digits, _by_floats):
+    for way in (by_digits, by_floats):
         got = way(x, weight.values, weight.scale)
         assert (abs(np.asarray(got) - want) <= off * 1.01).all()
     got = jax.jit(matmul)(x, weight)

@@ -56,7 +56,7 @@ def matmul(x: jax.Array, weight: jax.Array | Int8) -> jax.Array:
     if not isinstance(weight, Int8):
         return jnp.tensordot(x, weight, 1)
     return lax.platform_dependent(
-        x, weight.values, weight.scale, cpu=_by_digits, default=_by_floats
+        x, weight.values, weight.scale, cpu=by_digits, default=by_floats
     )
 
 
@@ -72,12 +72,12 @@ def parameter(module: nn.Module, name: str, init, shape: tuple[int, ...]):
     return found if isinstance(found, Int8) else module.param(name, init, shape)
 
 
-def _by_floats(x: jax.Array, values: jax.Array, scale: jax.Array) -> jax.Array:
+def by_floats(x: jax.Array, values: jax.Array, scale: jax.Array) -> jax.Array:
     y = _products(x, values.astype(x.dtype), jnp.float32)
     return (y * _along(scale, y)).astype(x.dtype)
 
 
-def _by_digits(x: jax.Array, values: jax.Array, scale: jax.Array) -> jax.Array:
+def by_digits(x: jax.Array, values: jax.Array, scale: jax.Array) -> jax.Array:
     """By integers, so that no row depends on how many there are.
 
     An input is off by at most the largest of its row / (4 * 127 ** 2).
