@@ -35,6 +35,7 @@ import typer
 
 import jaxspec
 from experiments.bench_ar import machine
+from experiments.plots import save_plot
 from jaxspec.decoding import Method, Target, advance, begin
 from jaxspec.figures import atomically
 from jaxspec.memory import size_of
@@ -287,8 +288,7 @@ def plot(sizes: dict[str, dict], path: Path) -> None:
     axes.set_xscale("log", base=2)
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small", ncols=2)
-    with atomically(path) as draft:
-        figure.savefig(draft, dpi=75, format="png")
+    save_plot(figure, path, "python -m experiments.roofline", dpi=75)
 
 
 def main(

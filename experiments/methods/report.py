@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
-from PIL.PngImagePlugin import PngInfo
 
 from experiments.methods.compare import MEASURES
 from experiments.methods.contestants import REFERENCE
+from experiments.plots import save_plot
 
 NAMES = {
     "nll": "NLL",
@@ -310,12 +309,7 @@ def plot(record: dict[str, Any], path: Path) -> None:
     figure.draw_without_rendering()  # lays it out: names are placed in pixels
     _name(left, rows, [value for value, *_ in recalls])
     _name(right, rows, [value for value, *_ in likelihoods])
-    figure.savefig(path)
-    about = PngInfo()
-    about.add_text("made by", record["command"])
-    with Image.open(path) as picture:
-        small = picture.convert("RGB").quantize(64, dither=Image.Dither.NONE)
-    small.save(path, optimize=True, pnginfo=about)
+    save_plot(figure, path, record["command"])
 
 
 def _band(axes, low: float, high: float) -> None:

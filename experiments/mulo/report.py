@@ -13,6 +13,7 @@ from experiments.methods.report import (
     page,
     percent,
 )
+from experiments.plots import save_plot
 
 HEADS = (
     "setting",
@@ -153,4 +154,4 @@ def plot(record: dict[str, Any], path: Path) -> None:
     figure.legend(
         *axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=8
     )
-    figure.savefig(path, metadata={"made by": record["command"]})
+    save_plot(figure, path, record["command"])
