@@ -212,7 +212,13 @@ def one_line_errors() -> Generator[None]:
         yield
     except BrokenPipeError:
         raise  # as by `| head`: nothing went wrong, and the framework ends quietly
-    except (ValueError, OSError, FloatingPointError, MemoryError) as error:
+    except (
+        ValueError,
+        OSError,
+        FloatingPointError,
+        MemoryError,
+        ModuleNotFoundError,  # of an extra
+    ) as error:
         text = str(error)
         if isinstance(error, OSError) and error.filename and error.strerror:
             text = f"{error.filename}: {error.strerror}"  # without its number

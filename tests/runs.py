@@ -59,6 +59,8 @@ def made(
     compiled: Collection[str] = (),
     settings: Mapping[str, Any] | None = None,
     device: str = "cpu",
+    host: str = "here",
+    refill: bool = False,
     said: tuple[int, float] | None = None,
 ) -> Path:
     """Writes a run; `failed` and `missing` are of (prompt id, number).
@@ -115,10 +117,11 @@ def made(
                 seconds=seconds * (100 if prompt.id in compiled else 1),
                 stages={"pictures": 0.25},
                 batch=4,
+                refill=refill,
                 compiled=prompt.id in compiled,
                 device=device,
                 dtype="float32",
-                host="here",
+                host=host,
             )
             samples.append(sample)
     lines = records.sample_lines(samples)

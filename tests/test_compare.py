@@ -1,5 +1,6 @@
 """Pairs, differences and what is told, on runs whose numbers are known."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -12,7 +13,7 @@ from jaxspec.evaluation.compared import compared_table, notes
 from jaxspec.evaluation.counts import counts, times
 from jaxspec.evaluation.intervals import bootstrap, normal, ratio, times_as_fast
 from jaxspec.evaluation.records import Sample
-from jaxspec.evaluation.results import guarantee, method_label, read_results
+from jaxspec.evaluation.results import guarantee, labels, method_label, read_results
 from jaxspec.evaluation.scores import read_scores, write_scores
 from jaxspec.evaluation.tables import lines, told, turned
 from jaxspec.methods import GSD, SCD, SJD, ZipAR
@@ -60,6 +61,12 @@ def test_speed_of_a_biased_method_is_told_beside_its_score_only(three):
     difference = pair["scores"]["R@5"]["difference"]
     assert difference.value == pytest.approx(-0.2)  # mean of 0, -0.1 ... -0.4
     assert difference.low < -0.2 < difference.high < 0
+    # Nor is a distance of other sets, which their size changes.
+    for folder, count in ((ar, 6), (gsd, 5)):
+        whole = quality(dict.fromkeys(map(str, range(count)), 0.5))
+        write_scores(folder, [dataclasses.replace(whole, name="FID", values={})])
+    pair = compare([ar, gsd])["runs"][1]["paired"]
+    assert pair["scores"]["FID"] == {"not_compared": "measured of 6 and of 5 pictures"}
     # A score that was measured otherwise is no pair of it.
     write_scores(gsd, [quality({"p0/0": 0.1}, resize="another")])
     pair = compare([ar, gsd])["runs"][1]["paired"]
@@ -87,6 +94,27 @@ def test_times_of_other_machines_are_not_compared(three, tmp_path):
     pair = compare([three[0], other])["runs"][1]["paired"]
     assert pair["speed"] is None
     assert pair["withheld"] == "not the same device: cpu and gpu"
+    for how, said in (
+        ({"host": "there"}, "not the same host: here and there"),
+        ({"refill": True}, "not the same batch: 4 and 4, rows handed on"),
+    ):
+        other = runs.made(tmp_path / said, SCD(), of=runs.prompts(6), **how)
+        assert compare([three[0], other])["runs"][1]["paired"]["withheld"] == said
+
+
+def test_exact_methods_of_other_targets_are_not_of_one_quality(three, tmp_path):
+    warm = {"temperature": 1.0}
+    other = runs.made(tmp_path / "warm", SCD(), of=runs.prompts(6), settings=warm)
+    pair = compare([three[0], other])["runs"][1]["paired"]
+    assert pair["speed"] is None
+    assert "from other targets (temperature: None -> 1.0): `jaxspec" in pair["withheld"]
+
+
+def test_a_damaged_record_is_named(three):
+    (record,) = (three[1] / "records/p3").iterdir()
+    record.write_bytes(record.read_bytes()[:-20])
+    with pytest.raises(ValueError, match="records/p3/0.npz in .* is not as it was"):
+        compare(three)
 
 
 def test_runs_that_are_no_pairs_are_refused(three, tmp_path):
@@ -141,13 +169,18 @@ def test_intervals():
     assert normal(1, 0.5) == pytest.approx((1, 0.02, 1.98))
 
 
-def test_labels_and_promises():
+def test_labels_and_promises(tmp_path, monkeypatch):
     from jaxspec.acceptance import Cooled
     from jaxspec.decoding import describe
 
     label = lambda method: method_label(describe(method))
     assert label(ZipAR(4)) == "ZipAR(window=4)" and label(SCD()) == "SCD"
     assert label(SJD(rule=Cooled())) == "SJD(rule=Cooled)"
+    for there in ("a/run", "b/run"):
+        runs.made(tmp_path / there, SCD(), of=runs.prompts(1))
+    monkeypatch.chdir(tmp_path)
+    found = [read_results(path) for path in ("a/run", "b/run")]
+    assert labels(found) == ["SCD · a/run", "SCD · b/run"]
     promise = lambda method: guarantee(describe(method))
     assert promise(SCD()) == "exact" and promise(SJD(rule=Cooled())) == "biased"
     assert promise(GSD()) == "biased" and guarantee({"name": "Mine"}) == "unknown"
@@ -218,6 +251,9 @@ def test_scores_replace_their_own_and_survive(three):
     write_scores(folder, [quality({"p0/0": 0.75})])
     found = read_scores(folder)
     assert [(s.name, s.value) for s in found.values()] == [("R@5", 0.75), ("other", 1)]
+    with pytest.raises(ValueError, match="R@5 of .* is nan .*weights damaged"):
+        write_scores(folder, [quality({"p0/0": float("nan")})])
+    assert read_scores(folder) == found
     (folder / "scores.json").write_text('{"format": 1, "scores": {"R@5": {}}}')
     with pytest.raises(ValueError, match="scores.json cannot be read"):
         read_scores(folder)

@@ -147,6 +147,7 @@ def test_counts_are_those_of_the_decoder(tmp_path):
         assert samples[key].divergences == other.divergences == 0  # of an exact method
         assert other.log_prob == pytest.approx(samples[key].log_prob, rel=1e-4)
         assert other.log_prob < 0
+        assert other.refill and not samples[key].refill
         assert other.stages["check"] > 0
 
 
@@ -422,6 +423,7 @@ def test_a_run_without_samples_binds_no_one(recipe, tmp_path, monkeypatch):
     prompts = prompts_of(tmp_path)
     with pytest.raises(ValueError, match="is not empty and holds no run.json"):
         draw(recipe, prompts, tmp_path / "mine")
+    assert [p.name for p in (tmp_path / "mine").rglob("*")] == ["notes.txt"]
     for twice in (prompts[:1] * 2, [dataclasses.replace(prompts[0], id="")]):
         with pytest.raises(ValueError, match="must have its own id: . have '"):
             draw(recipe, twice, tmp_path / "new")

@@ -163,6 +163,10 @@ def test_runs_that_cannot_be_shown_together_are_refused(two, tmp_path):
     empty = runs.made(tmp_path / "c", of=of, missing=[(p.id, 0) for p in of])
     with pytest.raises(ValueError, match="has no picture yet"):
         write_report([empty], out)
+    first = {("p0", 0): "NaN"}
+    failed = runs.made(tmp_path / "d", of=of, failed=first)
+    with pytest.raises(ValueError, match="the first 1 prompts have no picture"):
+        write_report([failed], out, prompts=1)
     file = next((other / "images").rglob("*.png"))
     file.write_bytes(file.read_bytes()[:-20])
     with pytest.raises(ValueError, match="is not as it was written"):

@@ -88,6 +88,9 @@ def test_emoji_scores_refuse_what_they_cannot_say(emoji_run, tmp_path):
     options = {"features": real_features, "weights": "w"}
     with pytest.raises(ValueError, match="emoji FD needs 128 pictures or more, .* 28"):
         emoji_scores(results, **options)
+    few = replace(results, prompts=results.prompts[:3])
+    with pytest.raises(ValueError, match="emoji FD needs 4 pictures at the very least"):
+        emoji_scores(few, force=True, **options)
     other = runs.made(tmp_path / "other", of=runs.prompts(3))
     with pytest.raises(ValueError, match="3 of 3 prompts are no captions"):
         emoji_scores(read_results(other), **options)

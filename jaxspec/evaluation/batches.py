@@ -126,7 +126,7 @@ class Artist:
                     images, batch = next(stream)
                     pictures, seconds = self._pictures(batch, len(images))
                 own = [left.pop(image) for image in images]
-                yield self._kept(own, batch, pictures, seconds, bool(compiled))
+                yield self._kept(own, batch, pictures, seconds, bool(compiled), True)
         except FloatingPointError:
             # A prompt has spoilt those that were read with it: batches find out which.
             for batch in batches(iter(left.values()), self.batch_size):
@@ -161,6 +161,7 @@ class Artist:
         pictures: np.ndarray,
         seconds: dict[str, float],
         compiled: bool,
+        refill: bool = False,
     ) -> list[Drawn]:
         """What was drawn of each job; `seconds` are of each."""
         names = [job.prompt.text for job in jobs]
@@ -168,6 +169,7 @@ class Artist:
         times = dict(seconds)
         about = {
             "batch": self.batch_size,
+            "refill": refill,
             "compiled": compiled,
             "seconds": times.pop("decode"),
             "stages": times,

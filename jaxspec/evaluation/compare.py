@@ -4,9 +4,10 @@ Every run is compared with the first. Pictures are paired by prompt id and numbe
 only pairs count. Differences are means over prompts, ratios are ratios of sums, both
 with 95 % bootstrap intervals over prompts.
 
-A speed is told only beside what is known of quality: both methods are exact, or a score
-was measured of both runs in the same way. It is also told only of equal devices, batch
-sizes and types, over pictures in whose batches nothing compiled.
+A speed is told only beside what is known of quality: both methods are exact and draw
+from the same target, or a score was measured of both runs in the same way. It is also
+told only of equal devices, batch sizes and types, over pictures in whose batches
+nothing compiled.
 """
 
 import dataclasses
@@ -18,7 +19,7 @@ import numpy as np
 
 from jaxspec.evaluation.counts import by_prompt, passes, seconds, times
 from jaxspec.evaluation.intervals import Estimate, bootstrap, ratio, times_as_fast
-from jaxspec.evaluation.records import Sample
+from jaxspec.evaluation.records import Sample, differences
 from jaxspec.evaluation.results import Place, Results
 from jaxspec.evaluation.runs import Shown, shown
 from jaxspec.evaluation.scores import Score, picture
@@ -151,6 +152,12 @@ def _differing(ours: Results, theirs: Results) -> list[str]:
     ]
 
 
+def _other_target(ours: Results, theirs: Results) -> list[str]:
+    """What makes the distributions differ that exact methods draw from."""
+    target = lambda run: {**run.settings, "method": None, "weights": run.weights}
+    return differences(target(ours.run), target(theirs.run))
+
+
 def _by_prompt(
     results: Results, of: Callable[[Sample], float | None], places: Collection[Place]
 ) -> np.ndarray:
@@ -206,6 +213,10 @@ def _score(ours: Score, theirs: Score, places: Sequence[Place]) -> dict[str, Any
     differing = [k for k, v in ours.about().items() if theirs.about()[k] != v]
     if differing:
         return {"not_compared": f"measured with another {' and '.join(differing)}"}
+    # A distance of sets depends on how many there are.
+    if not ours.values and ours.count != theirs.count:
+        counts = f"{ours.count:,} and of {theirs.count:,}"
+        return {"not_compared": f"measured of {counts} pictures"}
     out: dict[str, Any] = {
         "better": ours.better,
         "base": (ours.value, ours.low, ours.high),
@@ -229,13 +240,17 @@ def _score(ours: Score, theirs: Score, places: Sequence[Place]) -> dict[str, Any
 def _withheld(base: Shown, other: Shown, scores: dict[str, Any]) -> str | None:
     """Why no speed is told; None if it may be."""
     exact = base.guarantee == other.guarantee == "exact"
-    if not exact and all("not_compared" in score for score in scores.values()):
-        return (
-            "a biased method's speed says nothing without its quality: "
-            "`jaxspec evaluate score` both runs in the same way"
-        )
-    for what in ("device", "batch", "dtype"):
-        ours, theirs = base.counts[what], other.counts[what]
+    others = _other_target(base.results, other.results)
+    if all("not_compared" in score for score in scores.values()):
+        ask = "`jaxspec evaluate score` both runs in the same way"
+        if not exact:
+            return f"a biased method's speed says nothing without its quality: {ask}"
+        if others:
+            return f"the runs draw from other targets ({'; '.join(others)}): {ask}"
+    # All processors are called "cpu": there only the host tells them apart.
+    host = ["host"] * any("cpu" in device for device in base.counts["device"])
+    for what in ("device", *host, "batch", "dtype"):
+        ours, theirs = sorted(base.counts[what]), sorted(other.counts[what])
         if ours != theirs:
             told_ = ", ".join(ours) or "unknown", ", ".join(theirs) or "unknown"
             return f"not the same {what}: {told_[0]} and {told_[1]}"

@@ -111,11 +111,18 @@ def counts(results: Results) -> dict[str, Any]:
         else {},
         "timed": len(timed),
         "compiled": sum(s.compiled is True for s in samples),
-        "batch": only(s.batch for s in samples),
+        "batch": only(map(_batch, samples)),
         "device": only(s.device for s in samples),
         "dtype": only(s.dtype or results.run.dtype for s in samples),
         "host": only(s.host for s in samples),
     }
+
+
+def _batch(sample: Sample) -> str | None:
+    """Its rows, and whether they were handed on: times are then measured otherwise."""
+    if sample.batch is None:
+        return None
+    return f"{sample.batch}{', rows handed on' * (sample.refill is True)}"
 
 
 def _ratios(

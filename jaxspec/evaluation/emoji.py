@@ -91,7 +91,7 @@ def emoji_scores(
     places = list(results.drawn)
     firsts = list({prompt: (prompt, k) for prompt, k in reversed(places)}.values())
     check_count("R@k", results, len(places), LEAST_MATCHED, force)
-    check_count("emoji FD", results, len(firsts), LEAST_SET, force)
+    check_count("emoji FD", results, len(firsts), LEAST_SET, force, forced=4)
     size = results.run.settings["size"]
     if np.min(size) < measures.SIDE:
         raise ValueError(

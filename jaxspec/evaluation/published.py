@@ -73,7 +73,7 @@ def fid(
       ValueError: too few pictures, or no usable reference.
     """
     places = list(results.drawn)
-    check_count("FID", results, len(places), LEAST_FID, force)
+    check_count("FID", results, len(places), LEAST_FID, force, forced=2)
     kind = f"{Path(reference).name}, {{}}"
     mean, cov, kind = _moments(Path(reference), network, kind, force)
     x = _features(network, (_picture(results, place) for place in places))

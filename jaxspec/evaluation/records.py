@@ -126,6 +126,7 @@ class Sample:
       stages: other times, divided likewise: of the models that read prompts, of making
         pictures ("pictures") and of asking the target ("check").
       batch: rows of the batch.
+      refill: whether rows were handed on (see `Recipe.stream`).
       compiled: whether something compiled in the batch, or was read from the compile
         cache; its times are then no measure of decoding.
       device, dtype, host: what drew it; of a mesh with its shape, "cpu, 1 x 2".
@@ -156,6 +157,7 @@ class Sample:
     seconds: float | None = None
     stages: dict[str, float] = field(default_factory=dict)
     batch: int | None = None
+    refill: bool | None = None
     compiled: bool | None = None
     device: str | None = None
     dtype: str | None = None

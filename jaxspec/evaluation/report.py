@@ -74,6 +74,10 @@ def write_report(
     chosen = _prompts(runs)
     record = _page(runs, chosen[:prompts], len(chosen), title)
     places = record.pop("places")
+    if not places:
+        raise ValueError(
+            f"the first {prompts} prompts have no picture: show more of them"
+        )
     sizes = {run.results.image(place).shape for run, place in places}
     template = _template(title)
     for side, quality in _FORMS:
@@ -324,7 +328,7 @@ def _runs_table(runs: list[Shown]) -> Table:
                     pooled(found["cells_per_pass"]),
                     pooled(found["acceptance"], 100, " %"),
                     _time(run),
-                    *[_score(run.scores.get(name)) for name in names],
+                    *[_score(run.scores.get(name), run) for name in names],
                 ]
             }
         )
@@ -361,10 +365,13 @@ def _time(run: Shown) -> list[str]:
     return [told(found["seconds"]), ", ".join(where)]
 
 
-def _score(score: Score | None) -> list[str]:
+def _score(score: Score | None, run: Shown) -> list[str]:
+    """A score; of how many pictures, where those are not all that there are now."""
     if score is None:
         return ["", ""]
-    return [told(score.value), interval((score.value, score.low, score.high))]
+    under = [interval((score.value, score.low, score.high))]
+    under += [f"of {score.count:,}"] * (score.count != run.counts["pictures"])
+    return [told(score.value), ", ".join(filter(None, under))]
 
 
 def _notes(runs: list[Shown]) -> str:

@@ -18,6 +18,7 @@ from jaxspec.evaluation.records import (
     read_prompts,
     read_run,
     read_samples,
+    sha256,
 )
 
 Place = tuple[str, int]  # prompt id, number of the picture
@@ -75,20 +76,29 @@ class Results:
         """
         sample = self.drawn[place]
         if not intact(self.folder, sample):
-            raise ValueError(
-                f"{sample.file} in {self.folder} is not as it was written: `jaxspec "
-                "evaluate run` with the same settings draws it again"
-            )
+            raise self._damaged(sample.file)
         with Image.open(self.folder / str(sample.file)) as file:
             return np.asarray(file.convert("RGB"))
 
     def record(self, place: Place) -> dict[str, np.ndarray] | None:
-        """Its "tokens", "final_pass" and "origin" [h, w]; None if none were kept."""
-        name = self.drawn[place].record
-        if name is None or not (self.folder / name).is_file():
+        """Its "tokens", "final_pass" and "origin" [h, w]; None if none were kept.
+
+        Raises:
+          ValueError: the file is damaged.
+        """
+        sample = self.drawn[place]
+        if sample.record is None or not (self.folder / sample.record).is_file():
             return None
-        with np.load(self.folder / name) as arrays:
+        if sha256(self.folder / sample.record) != sample.record_sha256:
+            raise self._damaged(sample.record)
+        with np.load(self.folder / sample.record) as arrays:
             return dict(arrays)
+
+    def _damaged(self, name: str | None) -> ValueError:
+        return ValueError(
+            f"{name} in {self.folder} is not as it was written: `jaxspec evaluate run` "
+            "with the same settings draws it again"
+        )
 
     @cached_property
     def grid(self) -> tuple[int, int] | None:
@@ -165,9 +175,12 @@ def guarantee(method: dict[str, Any]) -> str:
 def labels(runs: Sequence[Results]) -> list[str]:
     """A name for each run, no two the same: its method's, and the folder if need be."""
     names = [method_label(each.run.settings["method"]) for each in runs]
+    folders = [each.folder.resolve().name for each in runs]
+    if len(set(folders)) < len(folders):
+        folders = [str(each.folder) for each in runs]
     return [
-        f"{name} · {each.folder.name}" if names.count(name) > 1 else name
-        for name, each in zip(names, runs, strict=True)
+        f"{name} · {folder}" if names.count(name) > 1 else name
+        for name, folder in zip(names, folders, strict=True)
     ]
 
 

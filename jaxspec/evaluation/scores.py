@@ -17,6 +17,7 @@ from jaxspec.evaluation.counts import by_prompt
 from jaxspec.evaluation.intervals import bootstrap
 from jaxspec.evaluation.results import Place, Results
 from jaxspec.evaluation.tables import Row, Table, interval, table, told
+from jaxspec.evaluation.writing import taken
 from jaxspec.figures import atomically
 
 SCORES = "scores.json"
@@ -91,12 +92,20 @@ def not_scored(results: Results, scored: Collection[Place]) -> list[str]:
     return [picture(place) for place in results.places if place not in scored]
 
 
-def check_count(what: str, results: Results, count: int, least: int, force: bool):
+def check_count(
+    what: str, results: Results, count: int, least: int, force: bool, forced: int = 1
+):
     """Refuses a score of too few pictures.
 
     Raises:
-      ValueError: there are fewer than `least`, and `force` is not set.
+      ValueError: there are fewer than `least`, and `force` is not set; or fewer than
+        `forced`, of which it is no number.
     """
+    if count < forced:
+        raise ValueError(
+            f"{what} needs {forced} pictures at the very least, and {results.folder} "
+            f"has {count}"
+        )
     if count < least and not force:
         raise ValueError(
             f"{what} needs {least:,} pictures or more, and {results.folder} has "
@@ -123,15 +132,32 @@ def read_scores(folder: Path) -> dict[str, Score]:
 
 
 def write_scores(folder: Path, scores: Iterable[Score]) -> dict[str, Score]:
-    """Adds scores to those of a run, in one step; returns all."""
-    known = read_scores(folder) | {score.name: score for score in scores}
-    record = {
-        "format": FORMAT,
-        "scores": {name: dataclasses.asdict(each) for name, each in known.items()},
-    }
-    with atomically(folder / SCORES) as draft:
-        text = json.dumps(record, indent=1, ensure_ascii=False)
-        draft.write_text(text + "\n", encoding="utf8")
+    """Adds scores to those of a run, in one step; returns all.
+
+    Processes that score one run at the same time take turns.
+
+    Raises:
+      ValueError: a score is no number, or the file is damaged.
+      OSError: it cannot be written.
+    """
+    new = {score.name: score for score in scores}
+    for name, score in new.items():
+        if not np.isfinite(
+            [x for x in (score.value, score.low, score.high) if x is not None]
+        ).all():
+            raise ValueError(
+                f"{name} of {folder} is {score.value} ({score.low} to {score.high}): "
+                "are the network's weights damaged?"
+            )
+    with taken(folder):
+        known = read_scores(folder) | new
+        record = {
+            "format": FORMAT,
+            "scores": {name: dataclasses.asdict(each) for name, each in known.items()},
+        }
+        with atomically(folder / SCORES) as draft:
+            text = json.dumps(record, indent=1, ensure_ascii=False)
+            draft.write_text(text + "\n", encoding="utf8")
     return known
 
 

@@ -31,7 +31,7 @@ from jaxspec.evaluation.records import (
 )
 from jaxspec.figures import DRAFT
 
-_SETUP = ".lock"  # held for a moment, by whoever opens the folder
+_SETUP = ".lock"  # held for a moment, see `taken`
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ def opened(
       OSError: it cannot be written to.
     """
     with clear_errors(folder):
+        _check_free(folder)
         (folder / SAMPLES).mkdir(parents=True, exist_ok=True)
-        with (folder / _SETUP).open("ab") as setup:
-            lock(setup, wait=True)
+        with taken(folder):
             manifest = _locked(folder, which, shards)
             try:
                 _set_up(folder, run, prompts)
@@ -79,6 +79,23 @@ def opened(
                 raise
     with manifest:
         yield Manifest(manifest)
+
+
+@contextmanager
+def taken(folder: Path) -> Generator[None]:
+    """For a moment, in which no other process opens or scores the run."""
+    with (folder / _SETUP).open("ab") as setup:
+        lock(setup, wait=True)
+        yield
+
+
+def _check_free(folder: Path) -> None:
+    """Raises ValueError for a folder that holds other things; leaves no trace in it."""
+    if not folder.exists() or (folder / RUN).exists():
+        return
+    others = {path.name for path in folder.iterdir() if not path.match(f".*{DRAFT}")}
+    if others - {_SETUP, SAMPLES, PROMPTS}:
+        raise ValueError(f"{folder} is not empty and holds no {RUN}: give a new folder")
 
 
 @contextmanager
@@ -132,11 +149,6 @@ def _set_up(folder: Path, run: Run, prompts: Sequence[Prompt]) -> None:
     try:
         there = read_run(folder)
     except FileNotFoundError:
-        others = {p.name for p in folder.iterdir()} - {_SETUP, SAMPLES, PROMPTS}
-        if others:
-            raise ValueError(
-                f"{folder} is not empty and holds no {RUN}: give a new folder"
-            ) from None
         write_run(folder, run, prompts)
         return
     differences = there.differences(run)
