@@ -382,7 +382,8 @@ def _text(value: Any) -> str:
     if isinstance(value, Integral) and not isinstance(value, bool):
         return f"{value:,}"
     if isinstance(value, Real) and not isinstance(value, bool):
-        return f"{float(value):.4g}"
+        value = float(value)
+        return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
     return str(value)
 
 

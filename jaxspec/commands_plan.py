@@ -66,7 +66,11 @@ def plan(
         from jaxspec.planning import plan
         from jaxspec.presets import PRESETS, preset
 
-        config = preset(family) if family in PRESETS else load_config(family)
+        try:
+            config = preset(family) if family in PRESETS else load_config(family)
+        except FileNotFoundError as error:
+            published = ", ".join(PRESETS)
+            raise ValueError(f"{error}; as published: {published}") from None
         found = plan(
             config.reading(**reading(option)),
             size=pixels(size),

@@ -450,6 +450,11 @@ class Pipeline:
             }
             for size, config in self.config.decoders
         }
+        trained = {
+            part: [size for size, _ in getattr(self.config, part)]
+            for part in _TRAINED
+            if getattr(self.config, part)
+        }
         return {
             "name": self.config.name,
             "sizes": sizes,
@@ -458,6 +463,7 @@ class Pipeline:
                 "pixels_per_cell": self.config.vq.factor,
                 "parameters": count(self.params["vq"]),
             },
+            **({"trained": trained} if trained else {}),
             **self.config.text.describe(),
             "defaults": vars(self.config.defaults),
             "about": self.config.about,

@@ -225,6 +225,7 @@ def test_a_family_brings_its_drafter(tmp_path):
     assert (tmp_path / "drafters-16.safetensors").is_file()
     family = jaxspec.load(tmp_path)
     assert family.config.drafters == drafters
+    assert family.describe()["trained"] == {"drafters": [16]}
 
     condition = jnp.asarray(family.condition(["red heart"]))
     bind = family, condition, Sampling.create(12), 16

@@ -9,7 +9,7 @@ import pytest
 
 from jaxspec.acceptance import Ratio, residual
 from jaxspec.decoding import ACCEPTED, BONUS
-from jaxspec.methods import LANTERN, LANTERNPP
+from jaxspec.methods import AR, LANTERN, LANTERNPP
 from jaxspec.methods.lantern import Pooled, others
 from jaxspec.neighbours import nearest_codes
 from jaxspec.testing import exact_check, keys_of, toy_target
@@ -153,6 +153,16 @@ def test_a_bound_that_binds_nothing_keeps_everything(method):
     np.testing.assert_array_equal(out.target_passes, 3)
     np.testing.assert_array_equal(out.count(ACCEPTED), 9)
     np.testing.assert_array_equal(out.count(BONUS), 2)
+
+
+def test_greedy_tokens_are_those_of_ar_whatever_a_reject_leaves():
+    """A reject of a neighbour of the likeliest code must not take that code with it."""
+    target = toy_target(GRID, CODES, 2, temperature=0)
+    draft, keys = toy_target(GRID, CODES, 2, seed=1), keys_of(2)
+    want = toy.decode_jitted(AR(), target, keys).tokens
+    method = LANTERN(draft, 3, 3, 9, neighbours=8, residual="released")
+    out = toy.decode_jitted(method, target, keys)
+    np.testing.assert_array_equal(out.tokens, want)
 
 
 def test_lantern_shows_its_bias():

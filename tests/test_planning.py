@@ -110,7 +110,7 @@ def test_the_command():
         found["stages"].values()
     )
     for words, message in [
-        (("--family", "tar-9b"), "no family or folder 'tar-9b'"),
+        (("--family", "lumina-7b"), "emoji; as published: tar-1.5b, tar-7b"),
         (("--size", "100"), "emoji has no model for 100 px"),
         (("--batch", "0"), "batch must be 1 or more, not 0"),
         (("--dtype", "int4"), "--dtype must be bfloat16"),

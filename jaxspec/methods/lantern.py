@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxspec.acceptance import Rule, at, residual
+from jaxspec.acceptance import Ratio, Rule, at, residual
 from jaxspec.decoding import Target, method_class
 from jaxspec.decoding.shapes import Dynamic, Static
 from jaxspec.methods.eagle import EAGLE_TREE, Treed, check_counts
@@ -137,6 +137,14 @@ class Lenient(Treed):
         """How many neighbours the rule needs: one more than it pools, as released."""
         return self.neighbours + (self.residual == "released")
 
+    def rule_at(self, sampling: Sampling) -> Rule:
+        """`rule`; at temperature 0 the exact one.
+
+        There p is all on one code, which "released" would drop with the neighbours of a
+        reject, and draw any code in its place.
+        """
+        return Ratio() if sampling.temperature is None else self.rule
+
     def codes(self, target: Target) -> jax.Array:
         return others(target, self.table, self.columns)
 
@@ -167,7 +175,8 @@ class LANTERN(Lenient):
     Codes that look alike stand in for one another: a child x is kept with p of x and of
     its nearest codes, as many as together have `delta` at most.
 
-    Guarantee: biased; with `delta` 0, exact.
+    Guarantee: biased; with `delta` 0 and the residual "pooled", or at temperature 0,
+    exact.
 
     Attributes:
       draft, depth, top_k, total: as for `EAGLE2`.
@@ -220,7 +229,8 @@ class LANTERNPP(Lenient):
     many as together have (ratio - 1) p(x) at most: where p spreads over many codes, a
     bound that all share, LANTERN's, pools either nothing or too much.
 
-    Guarantee: biased; with `ratio` 1 and the residual "plain", exact.
+    Guarantee: biased; with `ratio` 1 and the residual "plain" or "optimal", or at
+    temperature 0, exact.
 
     Attributes:
       draft, tree, drawn: as for `EAGLE`.
