@@ -43,7 +43,8 @@ def run_of(folder, prompts, images=IMAGES, save=save_png):
     """A finished run without models; the samples stand in another order."""
     prompts = list(prompts)
     source = source_of("prompts", prompts)
-    run = Run({"size": 2}, "weights", 7, images, source, "float32")
+    settings = {"size": 2, "method": {"name": "AR"}}
+    run = Run(settings, "weights", 7, images, source, "float32")
     folder.mkdir()
     write_run(folder, run, prompts)
     suffix = {save_png: "png", save_webp: "webp"}[save]

@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from jaxspec.decoding import ACCEPTED, BONUS, RESAMPLED
 from jaxspec.evaluation import intact, read_prompts, read_run, read_samples
 from jaxspec.evaluation.prompts import load_prompts
 from jaxspec.evaluation.records import sample_lines
+from jaxspec.evaluation.results import read_results
 from jaxspec.evaluation.run import clear_losses, draw
 from jaxspec.evaluation.writing import Manifest, opened
 from jaxspec.recipe import Recipe
@@ -442,6 +444,19 @@ def test_a_shard_is_drawn_by_one_process_at_a_time(recipe, whole):
     assert draw(recipe, prompts, whole, **how).there == 20
 
 
+def test_prompts_that_were_changed_are_refused_and_written_again(whole, tmp_path):
+    run = shutil.copytree(whole, tmp_path / "run")
+    prompts, path = read_prompts(run), run / "prompts.jsonl"
+    path.write_text(path.read_text().replace("blue hat", "red tree"))
+    with pytest.raises(ValueError, match="does not hold the prompts of run.json"):
+        read_results(run)
+    for damage in (lambda: None, path.unlink):
+        damage()
+        with opened(run, read_run(run), prompts, 0, 1):
+            pass
+        assert read_results(run).prompts == prompts
+
+
 def test_another_version_is_warned_of(whole):
     prompts, run = read_prompts(whole), read_run(whole)
     later = dataclasses.replace(run, version="9.9")
@@ -457,7 +472,7 @@ def test_the_newest_line_counts_whoever_wrote_it(whole, tmp_path):
     for name, content in (
         ("a", sample_lines([later])),
         ("b", sample_lines([sample]) + b'{"prompt": 1'),
-        ("c", b'\n[]\n{"image": 0}\nnonsense\n'),
+        ("c", b'\n[]\n{"image": 0}\nnonsense\n{"prompt": [], "image": 0, "seed": 0}\n'),
     ):
         (tmp_path / f"samples/{name}.jsonl").write_bytes(content)
     assert read_samples(tmp_path) == {sample.key: later}

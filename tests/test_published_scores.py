@@ -1,6 +1,8 @@
 """FID, CLIP score, GenEval and DPG-Bench with networks and files that are known."""
 
 import json
+import sys
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -211,7 +213,7 @@ def test_dpg_is_read_line_by_line(four, tmp_path):
         dpg(read_results(four), path)
 
 
-def test_options_that_are_missing_are_named(run):
+def test_what_is_missing_is_named_in_a_line(run, tmp_path, monkeypatch):
     def said(*options):
         ran = CliRunner().invoke(app, ["evaluate", "score", str(run), *options])
         assert ran.exit_code == 2 and ran.output.count("\n") == 1
@@ -225,3 +227,15 @@ def test_options_that_are_missing_are_named(run):
     some = ["--metric", "fid", "--weights", "w", "--reference", "r"]
     assert "--protocol is lantern or sjd, not 'x'" in said(*some, "--protocol", "x")
     assert "no file of weights at w" in said(*some)
+    weights = tmp_path / "w.pt"
+    weights.touch()
+    some = ["--metric", "clip", "--weights", str(weights)]
+    monkeypatch.setitem(sys.modules, "torch", None)  # not installed
+    assert "torch cannot be imported" in said(*some)
+    for name in ("torch", "open_clip"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    refuse = lambda *_, **__: {}["no weights\nat all"]
+    monkeypatch.setattr(
+        sys.modules["open_clip"], "create_model_and_transforms", refuse, False
+    )
+    assert "w.pt cannot be read as open_clip's ViT-B-32 weights" in said(*some)

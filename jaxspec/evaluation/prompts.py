@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.checkpoints.folder import FAMILIES
-from jaxspec.evaluation.records import Prompt, Source
+from jaxspec.evaluation.records import Prompt, Source, prompts_hash
 
 # What the parts of a prompt are called, in lower letters.
 TEXTS = ("prompt", "text", "caption")
@@ -85,8 +85,7 @@ def shard(prompts: Sequence[Prompt], part: str) -> tuple[list[Prompt], int, int]
 
 def source_of(path: str | os.PathLike, prompts: Sequence[Prompt]) -> Source:
     """What a run notes of where its prompts came from."""
-    content = json.dumps([(p.id, p.text) for p in prompts]).encode()
-    return Source(str(path), hashlib.sha256(content).hexdigest(), len(prompts))
+    return Source(str(path), prompts_hash(prompts), len(prompts))
 
 
 def _identified(path: Path, rows: Rows) -> list[Prompt]:

@@ -202,13 +202,15 @@ def inception(weights: str | os.PathLike, protocol: str) -> Network:
 
     Raises:
       FileNotFoundError: there is no such file.
+      ValueError: it holds other weights, or none.
       ModuleNotFoundError: a library is not installed.
     """
     path, torch = _file(weights, "*inception-2015*"), _library("torch")
     if protocol == "lantern":
         resizer = _library("cleanfid.resize").build_resizer("clean")
-        with _named(path, "inception-2015-12-05.pt") as folder:
-            wrapper = _library("cleanfid.inception_torchscript").InceptionV3W
+        wrapper = _library("cleanfid.inception_torchscript").InceptionV3W
+        named = _named(path, "inception-2015-12-05.pt")
+        with _reading(path, "clean-fid"), named as folder:
             model = wrapper(str(folder), download=False)
 
         def prepared(image: Image.Image) -> np.ndarray:
@@ -221,12 +223,13 @@ def inception(weights: str | os.PathLike, protocol: str) -> Network:
         read = model
     else:
         module = _library("pytorch_fid.inception")
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        # Its constructor would download them.
-        with mock.patch.object(
-            module, "load_state_dict_from_url", lambda *a, **k: state
-        ):
-            model = module.InceptionV3()
+        with _reading(path, "pytorch-fid"):
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            # Its constructor would download them.
+            with mock.patch.object(
+                module, "load_state_dict_from_url", lambda *a, **k: state
+            ):
+                model = module.InceptionV3()
         prepared = lambda image: np.asarray(image).transpose(2, 0, 1) / np.float32(255)
         name, resize = "Inception-v3 (pytorch-fid)", "bilinear 299 in the network"
         read = lambda x: model(x)[0].flatten(1)
@@ -251,13 +254,15 @@ def clip(weights: str | os.PathLike, kind: str, resize: str) -> Network:
 
     Raises:
       FileNotFoundError: there is no such file.
+      ValueError: it holds other weights, or none.
       ModuleNotFoundError: a library is not installed.
     """
     path, torch, library = _file(weights, "*"), _library("torch"), _library("open_clip")
     # OpenAI's were trained with another activation than open_clip's default.
-    model, _, prepare = library.create_model_and_transforms(
-        kind, pretrained=str(path), force_quick_gelu=kind.startswith("ViT-B")
-    )
+    with _reading(path, f"open_clip's {kind}"):
+        model, _, prepare = library.create_model_and_transforms(
+            kind, pretrained=str(path), force_quick_gelu=kind.startswith("ViT-B")
+        )
     model.eval()
     tokenizer = library.get_tokenizer(kind)
     before: dict[str, Callable[[Image.Image], Image.Image]] = {
@@ -281,6 +286,18 @@ def clip(weights: str | os.PathLike, kind: str, resize: str) -> Network:
 
     told = f"{resize}, then " * bool(resize) + "open_clip's bicubic 224"
     return Network(f"CLIP {kind} (open_clip)", sha256(path), told, images, texts)
+
+
+@contextmanager
+def _reading(path: Path, library: str) -> Generator[None]:
+    """Libraries fail in ways of their own on a file that is not theirs."""
+    try:
+        yield
+    except Exception as error:
+        said = str(error).strip().partition("\n")[0]
+        raise ValueError(
+            f"{path} cannot be read as {library} weights: {said[:200]}"
+        ) from error
 
 
 @contextmanager

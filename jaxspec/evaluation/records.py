@@ -233,16 +233,23 @@ def read_run(folder: str | os.PathLike) -> Run:
         raise ValueError(f"{path} must have format {FORMAT}, and has {found}")
     try:
         source = Source(**values.pop("prompts"))
-        return Run(prompts=source, **values)
+        run = Run(prompts=source, **values)
+        if not isinstance(run.settings["method"]["name"], str):
+            raise TypeError("its method has no name")
+        return run
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged: {error}") from None
 
 
-def read_prompts(folder: str | os.PathLike) -> list[Prompt]:
+def read_prompts(folder: str | os.PathLike, run: Run | None = None) -> list[Prompt]:
     """The prompts of a run, in the order of their file.
 
+    Args:
+      folder: of the run.
+      run: as its `run.json` has it; prompts must then be those that it tells of.
+
     Raises:
-      ValueError: a line is damaged.
+      ValueError: a line is damaged, or prompts are other ones.
       OSError: there is no such file.
     """
     path = Path(folder) / PROMPTS
@@ -255,7 +262,18 @@ def read_prompts(folder: str | os.PathLike) -> list[Prompt]:
                 raise ValueError(
                     f"line {number} of {path} is damaged: {error}"
                 ) from None
+    if run is not None and prompts_hash(prompts) != run.prompts.sha256:
+        raise ValueError(
+            f"{path} does not hold the prompts of {RUN}: `jaxspec evaluate run` with "
+            "the same settings writes it again"
+        )
     return prompts
+
+
+def prompts_hash(prompts: Iterable[Prompt]) -> str:
+    """A hash of ids and texts, in order."""
+    content = json.dumps([(prompt.id, prompt.text) for prompt in prompts])
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 # Samples.
@@ -279,12 +297,15 @@ def read_samples(folder: str | os.PathLike) -> dict[Key, Sample]:
 
 
 def _sample(line: bytes) -> Sample | None:
-    """The sample of a line; None if it is empty or was not written to its end."""
+    """The sample of a line; None if it is empty, damaged or not written to its end."""
     try:
         values = json.loads(line)
         # A later version may say more.
         known = {k: values[k] for k in values.keys() & _SAMPLE_FIELDS}
-        return Sample(**known)
+        sample = Sample(**known)
+        told = (sample.prompt, str), (sample.image, int), (sample.seed, int)
+        whole = all(isinstance(x, kind) for x, kind in (*told, (sample.time, str)))
+        return sample if whole else None
     except (ValueError, TypeError, AttributeError):
         return None
 

@@ -134,7 +134,8 @@ def read_results(folder: str | os.PathLike) -> Results:
       ValueError: a file is damaged.
     """
     folder = Path(folder)
-    run, prompts = read_run(folder), read_prompts(folder)
+    run = read_run(folder)
+    prompts = read_prompts(folder, run)
     asked = {prompt.id for prompt in prompts}
     samples = {
         (prompt, image): sample

@@ -127,7 +127,7 @@ def read_scores(folder: Path) -> dict[str, Score]:
         if record["format"] != FORMAT:
             raise ValueError(f"its format is {record['format']}, not {FORMAT}")
         return {name: Score(**each) for name, each in record["scores"].items()}
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
 
 

@@ -24,6 +24,7 @@ from jaxspec.evaluation.records import (
     Run,
     Sample,
     place,
+    read_prompts,
     read_run,
     read_samples,
     sample_lines,
@@ -154,17 +155,22 @@ def _set_up(folder: Path, run: Run, prompts: Sequence[Prompt]) -> None:
     differences = there.differences(run)
     if differences and not read_samples(folder) and len(_held(folder)) == 1:
         write_run(folder, run, prompts)  # nothing was drawn with those settings
-    elif differences:
+        return
+    if differences:
         raise ValueError(
             f"{folder} was drawn with other settings ({'; '.join(differences)}): give "
             "the same ones, or a new folder"
         )
-    elif there.version != run.version:
+    if there.version != run.version:
         warnings.warn(
             f"{folder} was begun with jaxspec {there.version}, and this is "
             f"{run.version}: its pictures may differ",
             stacklevel=2,
         )
+    try:
+        read_prompts(folder, there)
+    except (OSError, ValueError):  # lost or damaged
+        write_run(folder, there, prompts)
 
 
 def _end_line(file: IO[bytes]) -> None:
