@@ -1,5 +1,6 @@
 """The papers' tables: cells come from the runs that they name."""
 
+import json
 import re
 from dataclasses import replace
 
@@ -94,6 +95,9 @@ def test_tables_of_lumina_are_measured_on_a_tiny_one(tmp_path, monkeypatch, caps
     measured_on = "Measured on parti: toy Lumina, 64 px, 2 pictures.\n\n| method |"
     _, partiprompts, coco, clusters, _ = text.split("\n## ")
     assert measured_on in partiprompts and measured_on in clusters
+    drawn = (tmp_path / "runs").glob("lumina-*/parti/*/run.json")
+    asked = [json.loads(x.read_text())["settings"]["unconditional"] for x in drawn]
+    assert asked == ["turn"] * 9  # as in the papers' code
     assert "Measured" not in coco
     # Of our 4 x 4 cells and no newlines; the second picture was timed.
     assert re.search(r"\| AR \| 112.29 † / 0.+ \| 2392 † / 16.0", partiprompts)

@@ -23,9 +23,11 @@ prompts of PartiPrompts, 5,000 captions of MS-COCO; CLIP and FID as SJD's code m
 them (`--protocol sjd`). Published passes count newlines and the tokens around a
 picture, 2,357 for our 2,304 (docs/chameleon.md). Clusters: the codes that a group is
 made of, the filters of difference and distance off but in the last row. † as read in a
-summary of the paper, not in the paper. Seconds are only told of exact methods and of
-runs with a score."""
+summary of the paper, not in the paper. Guidance compares with the context that SJD's and
+GSD's code has, `unconditional="turn"`, which is not the default here. Seconds are only
+told of exact methods and of runs with a score."""
 
+READING = {"unconditional": "turn"}
 
 # Distances between Lumina-mGPT's input embeddings.
 RELEASED = {"table": "embedding"}
@@ -69,6 +71,7 @@ GROUPS = (
             ),
         ),
         columns("parti", "seconds", "passes", "CLIP"),
+        READING,
     ),
     Group(
         "Lumina-mGPT, MS-COCO",
@@ -86,6 +89,7 @@ GROUPS = (
             row("Amplify-4", Amplify(k=4.0), FID="40.05"),
         ),
         columns("coco", "seconds", "FID", "CLIP"),
+        READING,
     ),
     Group(
         "Lumina-mGPT, clusters",
@@ -108,6 +112,7 @@ GROUPS = (
             row("all", GSD.paper(50, **RELEASED), passes="636.8", CLIP="32.075"),
         ),
         columns("parti", "passes", "CLIP"),
+        READING,
     ),
 )
 EMOJI = emoji_group(

@@ -54,12 +54,16 @@ class Column:
 
 @dataclass(frozen=True)
 class Group:
-    """A model at a size."""
+    """A model at a size, and how it reads prompts in the paper, where it can be asked.
+
+    `reading` has options of `jaxspec.generate` for that.
+    """
 
     name: str
     size: int
     rows: Sequence[Row]
     columns: Sequence[Column]
+    reading: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def slug(self) -> str:
@@ -129,8 +133,10 @@ def draw_group(
       **settings: of `jaxspec.evaluation.run.draw`.
     """
     params = jaxspec.load(family)
+    options = params.config.text.options  # a small family tried here may lack them
+    reading = {k: x for k, x in group.reading.items() if k in options}
     for row in group.rows:
-        recipe = Recipe.create(params, method=row.method, size=group.size)
+        recipe = Recipe.create(params, method=row.method, size=group.size, **reading)
         folder = folder_of(runs, group, name, row)
         draw(recipe, prompts, folder, source=name, **settings)
         print(f"drew {row.name} into {folder}", flush=True)
