@@ -23,9 +23,9 @@ prompts of PartiPrompts, 5,000 captions of MS-COCO; CLIP and FID as SJD's code m
 them (`--protocol sjd`). Published passes count newlines and the tokens around a
 picture, 2,357 for our 2,304 (docs/chameleon.md). Clusters: the codes that a group is
 made of, the filters of difference and distance off but in the last row. † as read in a
-summary of the paper, not in the paper. Guidance compares with the context that SJD's and
-GSD's code has, `unconditional="turn"`, which is not the default here. Seconds are only
-told of exact methods and of runs with a score."""
+summary of the paper, not in the paper. Guidance compares with the context that GSD's
+code has, `unconditional="turn"`, which is not the default here. Seconds are only told
+of exact methods and of runs with a score."""
 
 READING = {"unconditional": "turn"}
 
