@@ -295,11 +295,12 @@ def anole(
     tokenizer: Vocabulary,
     out: Out,
     drafter: Drafter = None,
+    draws: Draws = None,
     dtype: Type = None,
     format: Format = "safetensors",
 ) -> None:
     """Convert the models of Anole into one folder that draws."""
-    settings = dict(drafter=drafter or (), dtype=dtype, format=format)
+    settings = dict(drafter=drafter or (), draws=draws, dtype=dtype, format=format)
     _chameleon("Anole", model, vq, tokenizer, out, **settings)
 
 

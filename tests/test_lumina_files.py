@@ -145,10 +145,12 @@ def test_weights_that_were_not_made_to_draw(files, tmp_path):
         assert said.stderr.count("\n") == 1 and "say why with --draws" in said.stderr
         assert not out.exists()
     reason = "unmasked while it was tuned"
-    said = convert(files, "lumina", [masked], out, "--draws", reason)
-    assert said.exit_code == 0, said.output
-    parts = json.loads((out / "provenance.json").read_text())["parts"]
-    assert parts["decoders/64"]["told"] == {"draws": reason}
+    for kind, model, size in (("lumina", masked, 64), ("anole", meta, 512)):
+        out = tmp_path / kind
+        said = convert(files, kind, [model], out, "--draws", reason)
+        assert said.exit_code == 0, said.output
+        parts = json.loads((out / "provenance.json").read_text())["parts"]
+        assert parts[f"decoders/{size}"]["told"] == {"draws": reason}
 
 
 def test_what_does_not_belong_together(files, tmp_path):

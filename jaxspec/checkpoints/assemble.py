@@ -221,8 +221,9 @@ def convert_chameleon(
         if (part.config.newline is None) != (newline is None):
             raise ValueError(
                 f"{path} is not {family}: by its name or its config.json it "
-                + ("ends no" if lumina else "ends every")
-                + " row with a newline"
+                + ("ends no row" if lumina else "ends every row")
+                + " with a newline; convert it as "
+                + ("Anole or Chameleon" if lumina else "Lumina-mGPT")
             )
         told = {"draws": draws} if draws else {}
         decoders.append(replace(part, config=config, told=told))
