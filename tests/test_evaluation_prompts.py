@@ -137,6 +137,13 @@ def test_the_source_is_of_what_was_chosen(tmp_path):
         ("a", '{"annotations": [{"id": 1}]}', "annotation 1 of .* must have image_id"),
         ("a", '{"id":1,"text":"x"}\n{"id":1,"text":"y"}', "id '1', as has line 1: ids"),
         ("a", r'{"prompt": "\ud800"}', "line 1 of .* has half a character"),
+        ("a", r'{"prompt": "a", "id": "\ud800"}', "line 1 of .* has half a character"),
+        (
+            "a",
+            '{"annotations": [{"image_id": 1, "caption": 5}]}',
+            "annotation 1 of .* m",
+        ),
+        ("a.csv", "prompt,Prompt\na,b\n", "a.csv has two columns 'prompt'"),
     ],
 )
 def test_what_cannot_be_read_is_refused_by_its_line(tmp_path, name, content, said):

@@ -160,6 +160,9 @@ def _table(path: Path, text: str, delimiter: str) -> Rows:
             number = reader.line_num
             if not names:
                 names = [name.strip().lower() for name in row]
+                twice = [name for name in names if name and names.count(name) > 1]
+                if twice:
+                    raise ValueError(f"{path} has two columns {twice[0]!r}")
             elif row and len(row) != len(names):
                 raise ValueError(
                     f"line {number} of {path} has {len(row)} cells, and the header "
@@ -227,6 +230,8 @@ def _prompt(
     values: dict[str, Any], path: Path, number: int, kind: str = "line"
 ) -> Prompt:
     """The prompt of a row with names; what has no part in it is kept as `extra`."""
+    # All of it is written into the folder of a run.
+    _checked(json.dumps(values, ensure_ascii=False), path, number, kind)
     names = {name.lower(): name for name in values}
 
     def take(known: Sequence[str]) -> Any:
@@ -257,6 +262,8 @@ def _coco(path: Path, values: dict[str, Any]) -> Rows:
     for number, note in enumerate(values["annotations"], 1):
         try:
             image, caption = note["image_id"], note["caption"]
+            if not (isinstance(image, int | str) and isinstance(caption, str)):
+                raise TypeError
         except (KeyError, TypeError):
             raise ValueError(
                 f"annotation {number} of {path} must have image_id and caption: "
