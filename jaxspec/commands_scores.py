@@ -140,6 +140,7 @@ def score(
     """
     with one_line_errors(), one_line_warnings():
         import json
+        import os
 
         from jaxspec.evaluation.results import read_results
         from jaxspec.evaluation.scorers import Options, score_run
@@ -155,9 +156,12 @@ def score(
             imported=imported,
             force=force,
         )
+        read = [read_results(folder) for folder in runs]
+        for folder in runs:  # before what may take hours
+            if not os.access(folder, os.W_OK):
+                raise OSError(f"cannot write scores into {folder}: it is read-only")
         rows = []
-        for folder in runs:
-            results = read_results(folder)
+        for folder, results in zip(runs, read, strict=True):
             found = score_run(results, metric or [], options)
             write_scores(results.folder, found)
             rows += [(folder, each) for each in found]

@@ -110,6 +110,10 @@ def atomically(path: Path) -> Generator[Path]:
     try:
         yield draft
         os.replace(draft, path)
+    except OSError as error:
+        if error.filename == str(draft):
+            error.filename = str(path)  # which is what was asked for
+        raise
     finally:
         draft.unlink(missing_ok=True)
 
