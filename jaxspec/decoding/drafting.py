@@ -174,9 +174,10 @@ def ancestors(parent: jax.Array, depth: int) -> jax.Array:
     """Which nodes each one sees, bool [B, M, M]: itself and those up to the root."""
     b, m = parent.shape
     own = jnp.broadcast_to(jnp.eye(m, dtype=bool), (b, m, m))
-    seen = own
-    for _ in range(depth):
-        seen = own | jnp.take_along_axis(seen, parent[..., None], axis=1)
+    seen, up = own, parent
+    for _ in range(depth.bit_length()):  # twice as many of them each time
+        seen |= jnp.take_along_axis(seen, up[..., None], axis=1)
+        up = jnp.take_along_axis(up, up, axis=1)
     return seen
 
 
