@@ -21,10 +21,11 @@ from experiments.bench_ar import machine
 from jaxspec.checkpoints.folder import load_config
 from jaxspec.decoding import Method, check_fits
 from jaxspec.methods import AR, EAGLE2, PJD, SCD, FlashAR, MuLo, ZipAR
-from jaxspec.pipeline import Pipeline, PipelineConfig, abstract_params, network_of
+from jaxspec.pipeline import Pipeline, PipelineConfig, network_of
 from jaxspec.planning import passes
 from jaxspec.presets import PRESETS, preset
 from jaxspec.sizes import Size, size_label
+from jaxspec.weight_shapes import abstract_params
 
 METHODS: tuple[Method, ...] = (
     *(AR(), ZipAR(), SCD(), PJD(), EAGLE2(), FlashAR(), MuLo()),

@@ -23,10 +23,10 @@ from jaxspec.figures import atomically
 from jaxspec.generation import at_once
 from jaxspec.memory import peak
 from jaxspec.methods import AR, SCD, ZipAR
-from jaxspec.pipeline import abstract_params
 from jaxspec.pixels import pictures
 from jaxspec.planning import passes
 from jaxspec.presets import preset
+from jaxspec.weight_shapes import abstract_params
 
 
 def allocated(function, *args) -> tuple[int, float]:

@@ -42,9 +42,9 @@ from jaxspec.memory import size_of
 from jaxspec.methods import AR, GSD, PJD, SCD, SJD, ZipAR
 from jaxspec.models.cache import Cache
 from jaxspec.models.transformer import Transformer, TransformerConfig
-from jaxspec.pipeline import abstract_params
 from jaxspec.presets import preset
 from jaxspec.sampling import Sampling, image_key
+from jaxspec.weight_shapes import abstract_params
 
 CELLS = (1, 2, 4, 8, 16, 32, 64, 256, 1024)
 METHODS = {

@@ -9,13 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.decoding import ImageGrammar, Target
-from jaxspec.models import abstract
 from jaxspec.models.chameleon import ChameleonGrid, ChameleonGridConfig
 from jaxspec.models.drafter import Eagle, EagleConfig
 from jaxspec.models.flashar import Flash, FlashConfig
 from jaxspec.models.lpd import LPDConfig, LPDNet
 from jaxspec.models.ssd import Spatial, SSDConfig
-from jaxspec.models.stacks import unstack
 from jaxspec.models.transformer import Transformer, TransformerConfig
 from jaxspec.models.upsampler import UpsamplerConfig
 from jaxspec.models.vq import VQConfig
@@ -24,6 +22,7 @@ from jaxspec.reading import Asked, Padded, Reader, Shown
 from jaxspec.sampling import Sampling, image_keys
 from jaxspec.sharding import by_image, filled_size, mesh_of, on_host
 from jaxspec.sizes import Size, checked_size, sides_of, size_label
+from jaxspec.weight_shapes import taken_apart
 
 # One prompt or several: text, or class labels.
 Prompts = str | int | Sequence[str | int]
@@ -208,15 +207,7 @@ class Pipeline:
         `jaxspec.load` returns one of that kind, which stays as it is. Of one whose
         layers are stacked, as training leaves them, this copies them.
         """
-        params = dict(self.params)
-        for place, names in _stacks(self.config).items():
-            part, _, size = place.partition("/")
-            if size:
-                apart = unstack(params[part][size], names)
-                params[part] = {**params[part], size: apart}
-            else:
-                params[part] = unstack(params[part], names)
-        return replace(self, params=params)
+        return replace(self, params=taken_apart(self.config, self.params))
 
     def sized(self, size: Size | str | None) -> "Pipeline":
         """The same family, able to draw a size that is none of its own, if it can be.
@@ -475,49 +466,6 @@ def network_of(config: Decoder) -> Transformer | ChameleonGrid:
     if isinstance(config, ChameleonGridConfig):
         return ChameleonGrid(config)
     return Transformer(config)
-
-
-def abstract_params(config: PipelineConfig) -> dict[str, Any]:
-    """Shapes and float32 types of a family's parameters, as `jaxspec.load` has them.
-
-    Computes nothing.
-    """
-    apart = lambda stacked: Pipeline(stacked, config).unstacked().params
-    return jax.eval_shape(apart, stacked_params(config))
-
-
-def _stacks(config: PipelineConfig) -> dict[str, tuple[str, ...]]:
-    """The parameters that are stacks of layers, by the place of their network."""
-    networks = {
-        f"{part}/{size_label(size)}": network
-        for part in ("decoders", "flashar", "lpd")
-        for size, network in getattr(config, part)
-    }
-    found = {
-        k: abstract.stacks(c) for k, c in (networks | config.text.networks()).items()
-    }
-    return {place: names for place, names in found.items() if names}
-
-
-def stacked_params(config: PipelineConfig) -> dict[str, Any]:
-    """Shapes and float32 types of a family's parameters, as files have them."""
-    upsamplers = {f"{a}-{b}": abstract.upsampler(c) for a, b, c in config.upsamplers}
-    drafters = {str(size): abstract.eagle(c) for size, c in config.drafters}
-    heads = {str(size): abstract.flash(c) for size, c in config.flashar}
-    others = {str(size): abstract.lpd(c) for size, c in config.lpd}
-    spatial = {str(size): abstract.ssd(c) for size, c in config.ssd}
-    return {
-        "decoders": {
-            size_label(size): abstract.network(c) for size, c in config.decoders
-        },
-        "vq": abstract.vq(config.vq),
-        **config.text.parameters(config.decoders[0][1]),
-        **({"upsamplers": upsamplers} if upsamplers else {}),
-        **({"drafters": drafters} if drafters else {}),
-        **({"flashar": heads} if heads else {}),
-        **({"lpd": others} if others else {}),
-        **({"ssd": spatial} if spatial else {}),
-    }
 
 
 def _shortened(

@@ -17,11 +17,12 @@ from jaxspec.generation import at_once
 from jaxspec.memory import peak, size_of
 from jaxspec.methods import AR
 from jaxspec.models.chameleon import ChameleonGridConfig
-from jaxspec.pipeline import Pipeline, PipelineConfig, abstract_params
+from jaxspec.pipeline import Pipeline, PipelineConfig
 from jaxspec.pixels import pictures
 from jaxspec.reading.lumina import SQUARES, LuminaReader
 from jaxspec.sampling import Sampling
 from jaxspec.sizes import Size, checked_size, sides_of, size_label
+from jaxspec.weight_shapes import abstract_params
 
 GIGABYTE = 10**9
 CARDS = (24, 80, 141)  # GB

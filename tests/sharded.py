@@ -23,8 +23,9 @@ from jaxspec.cli import app
 from jaxspec.evaluation.prompts import load_prompts
 from jaxspec.evaluation.run import draw as draw_set
 from jaxspec.evaluation.run import weights_hash
-from jaxspec.pipeline import Pipeline, stacked_params
+from jaxspec.pipeline import Pipeline
 from jaxspec.recipe import Recipe
+from jaxspec.weight_shapes import stacked_params
 from tests import toy
 
 PROMPTS = ["red heart", "blue tree", "a hat"]

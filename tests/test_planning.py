@@ -11,10 +11,10 @@ from jaxspec.cli import app
 from jaxspec.decoding import decode
 from jaxspec.memory import peak, size_of
 from jaxspec.methods import SCD, MuLo
-from jaxspec.pipeline import abstract_params
 from jaxspec.planning import passes, plan
 from jaxspec.presets import PRESETS, preset
 from jaxspec.testing import keys_of, toy_target
+from jaxspec.weight_shapes import abstract_params
 from tests import toy_lumina
 
 KB = 1024

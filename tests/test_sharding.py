@@ -24,8 +24,8 @@ from jaxspec.models.llama import LlamaConfig
 from jaxspec.models.lpd import LPDConfig
 from jaxspec.models.t5 import T5Config
 from jaxspec.models.ta_tok import TaTokConfig, TowerConfig
-from jaxspec.pipeline import abstract_params, stacked_params
 from jaxspec.recipe import Recipe
+from jaxspec.weight_shapes import abstract_params, stacked_params
 from tests import sharded, toy
 
 ONE = {"prefix_length": 1, "prefix_width": 8}

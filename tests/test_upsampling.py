@@ -13,9 +13,10 @@ from experiments.emoji import train_upsampler
 from jaxspec.methods.catalogue import named
 from jaxspec.models.upsampler import Resampler, UpsamplerConfig
 from jaxspec.models.vq import VQ, VQConfig, from_uint8, nearest, unit
-from jaxspec.pipeline import Pipeline, stacked_params
+from jaxspec.pipeline import Pipeline
 from jaxspec.training import TrainState
 from jaxspec.upsampling import Latents, Nearest, Pixels
+from jaxspec.weight_shapes import stacked_params
 from tests import toy
 
 

@@ -10,13 +10,14 @@ from jaxspec.compile_cache import compilations
 from jaxspec.decoding import Target
 from jaxspec.models.transformer import TransformerConfig
 from jaxspec.models.vq import VQConfig
-from jaxspec.pipeline import Defaults, Pipeline, PipelineConfig, stacked_params
+from jaxspec.pipeline import Defaults, Pipeline, PipelineConfig
 from jaxspec.testing import decode_jitted, toy_target
 from jaxspec.testing import random_weights as randomly
 from jaxspec.testing import toy_conditions as conditions
 from jaxspec.testing import toy_config as transformer
 from jaxspec.testing import toy_params as params
 from jaxspec.text import PieceText
+from jaxspec.weight_shapes import stacked_params
 
 
 def target(config: TransformerConfig, batch: int, **settings) -> Target:

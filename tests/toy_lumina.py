@@ -7,9 +7,10 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from jaxspec.models.chameleon import ChameleonConfig, ChameleonGridConfig
 from jaxspec.models.vq import VQConfig
-from jaxspec.pipeline import Defaults, Pipeline, PipelineConfig, stacked_params
+from jaxspec.pipeline import Defaults, Pipeline, PipelineConfig
 from jaxspec.reading.lumina import CODES, FIRST, AnoleReader, LuminaReader, code_name
 from jaxspec.testing import random_weights
+from jaxspec.weight_shapes import stacked_params
 
 LETTERS = 8900  # the token of the first letter; those before it are no words
 

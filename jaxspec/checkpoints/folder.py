@@ -42,7 +42,7 @@ from jaxspec.models.stacks import stack
 from jaxspec.models.transformer import TransformerConfig
 from jaxspec.models.upsampler import UpsamplerConfig
 from jaxspec.models.vq import VQConfig
-from jaxspec.pipeline import Defaults, Pipeline, PipelineConfig, abstract_params
+from jaxspec.pipeline import Defaults, Pipeline, PipelineConfig
 from jaxspec.quantisation import quantised
 from jaxspec.reading.llamagen import CaptionReader, ClassReader
 from jaxspec.reading.lumina import AnoleReader, LuminaReader
@@ -57,6 +57,7 @@ from jaxspec.sharding import (
     mesh_of,
 )
 from jaxspec.text import PieceText, tokenizer_of
+from jaxspec.weight_shapes import abstract_params
 
 FAMILIES = Path(__file__).parent.parent / "families"
 TOKENIZER = "tokenizer.json"
