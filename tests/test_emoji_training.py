@@ -12,7 +12,12 @@ import pytest
 import jaxspec
 from experiments.emoji import codes, data, text_table, train, train_ar, train_vq
 from jaxspec.models.cache import Cache
-from jaxspec.models.transformer import Transformer, TransformerConfig, rms_norm
+from jaxspec.models.transformer import (
+    Transformer,
+    TransformerConfig,
+    rms_norm,
+    unstacked,
+)
 from jaxspec.models.vq import unit
 from jaxspec.training import load_params
 from tests import toy
@@ -300,10 +305,11 @@ def test_smoke_run_from_drawings_to_a_family(stages, tmp_path, monkeypatch):
     # What was exported is what was trained, to 16 bits.
     small = load_params(tmp_path / "32")
     codebook = np.asarray(unit(family.params["vq"]["params"]["codebook"]))
+    model = train_ar.STAGES["32"].model
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-2, atol=1e-3),
         family.params["decoders"]["32"],
-        train_ar.fold(train_ar.STAGES["32"].model, small, codebook),
+        unstacked(model, train_ar.fold(model, small, codebook)),
     )
     out = jaxspec.generate(family, "blue hat")
     assert out.images.shape == (1, 32, 32, 3)
