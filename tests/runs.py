@@ -85,6 +85,7 @@ def made(
     for i, prompt in enumerate(of):
         for k in range(images):
             key: dict[str, Any] = {"prompt": prompt.id, "image": k, "seed": seed}
+            key |= {"settings": run.settings, "weights": run.weights}
             key["time"] = records.now()
             if (prompt.id, k) in (failed or {}):
                 samples.append(Sample(**key, error=(failed or {})[prompt.id, k]))

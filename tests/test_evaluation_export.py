@@ -55,7 +55,8 @@ def run_of(folder, prompts, images=IMAGES, save=save_png):
             file = f"images/{prompt.id}/{k}.{suffix}"
             save(folder / file, picture(i, k), {})
             digest = sha256(folder / file)
-            samples.append(Sample(prompt.id, k, 7, file=file, sha256=digest))
+            of = {"settings": settings, "weights": "weights"}
+            samples.append(Sample(prompt.id, k, 7, file=file, sha256=digest, **of))
     (folder / "samples").mkdir()
     (folder / "samples/shard-0-of-1.jsonl").write_bytes(sample_lines(samples))
     return folder
@@ -109,7 +110,8 @@ def test_pictures_that_are_missing_or_damaged_are_named_and_never_shift(tmp_path
     run = run_of(tmp_path / "run", geneval(3))
     (run / "images/00000/2.png").unlink()
     save_png(run / "images/00001/0.png", picture(9, 9), {})
-    failed = Sample("00001", 3, 7, error="a NaN", time="2999")
+    failed = next(s for s in read_samples(run).values() if s.key == ("00001", 3, 7))
+    failed = dataclasses.replace(failed, file=None, error="a NaN", time="2999")
     with (run / "samples/shard-0-of-1.jsonl").open("ab") as file:
         file.write(sample_lines([failed]))
     said = (

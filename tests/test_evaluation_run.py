@@ -476,6 +476,12 @@ def test_the_newest_line_counts_whoever_wrote_it(whole, tmp_path):
     ):
         (tmp_path / f"samples/{name}.jsonl").write_bytes(content)
     assert read_samples(tmp_path) == {sample.key: later}
+    # Whoever put folders together: what was drawn otherwise is none of the run.
+    for name, other in (("d", {"weights": "x"}), ("e", {"settings": {"size": 8}})):
+        other = dataclasses.replace(sample, time="3000", **other)
+        (tmp_path / f"samples/{name}.jsonl").write_bytes(sample_lines([other]))
+        assert read_samples(tmp_path) == {sample.key: other}
+    assert read_samples(tmp_path, read_run(whole)) == {sample.key: later}
 
 
 # The command.

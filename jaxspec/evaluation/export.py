@@ -89,8 +89,8 @@ def export(
     if layout not in LAYOUTS:
         raise ValueError(f"layout must be {', '.join(LAYOUTS)}, not {layout!r}")
     chosen, folder, out = LAYOUTS[layout], Path(run), Path(out)
-    record, samples = read_run(folder), read_samples(folder)
-    prompts = read_prompts(folder, record)
+    record = read_run(folder)
+    prompts, samples = read_prompts(folder, record), read_samples(folder, record)
     _check_counts(layout, record.images, len(prompts), partial)
     pictures: dict[str, dict[int, Path]] = {}
     missing = []

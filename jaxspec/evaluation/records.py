@@ -279,16 +279,29 @@ def prompts_hash(prompts: Iterable[Prompt]) -> str:
 # Samples.
 
 
-def read_samples(folder: str | os.PathLike) -> dict[Key, Sample]:
+def read_samples(
+    folder: str | os.PathLike, run: Run | None = None
+) -> dict[Key, Sample]:
     """The newest line of every sample of a run, errors among them.
 
     Whether the files are still as the lines say is not looked at, see `intact`.
+
+    Args:
+      folder: of the run.
+      run: as its `run.json` has it; lines of other settings or weights, which came from
+        another run's folder, are then none of it.
     """
     newest: dict[Key, Sample] = {}
+    own = None if run is None else run.binding()
     for path in sorted((Path(folder) / SAMPLES).glob("*.jsonl")):
         for line in path.read_bytes().split(b"\n"):
             sample = _sample(line)
             if sample is None:
+                continue
+            if own and (sample.settings, sample.weights) != (
+                own["settings"],
+                own["weights"],
+            ):
                 continue
             before = newest.get(sample.key)
             if before is None or before.time <= sample.time:

@@ -33,7 +33,7 @@ class Results:
       run: what was to be drawn.
       prompts: in the run's order.
       samples: the newest line of every picture, failures among them; those of other
-        seeds and prompts than the run's are left out.
+        seeds, prompts, settings and weights than the run's are left out.
     """
 
     folder: Path
@@ -139,7 +139,7 @@ def read_results(folder: str | os.PathLike) -> Results:
     asked = {prompt.id for prompt in prompts}
     samples = {
         (prompt, image): sample
-        for (prompt, image, seed), sample in read_samples(folder).items()
+        for (prompt, image, seed), sample in read_samples(folder, run).items()
         if seed == run.seed and prompt in asked and image < run.images
     }
     return Results(folder, run, prompts, samples)

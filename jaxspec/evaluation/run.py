@@ -207,7 +207,7 @@ def _missing(
     folder: Path, run: Run, prompts: Sequence[Prompt]
 ) -> list[tuple[int, int]]:
     """The samples that are not in the folder, or not whole: number of prompt, image."""
-    there, missing = read_samples(folder), []
+    there, missing = read_samples(folder, run), []
     for number, prompt in enumerate(prompts):
         for image in range(run.images):
             known = there.get((prompt.id, image, run.seed))
