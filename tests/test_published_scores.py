@@ -155,7 +155,8 @@ def four(tmp_path_factory):
     """As GenEval wants them: four pictures of each of three prompts."""
     from jaxspec.evaluation.records import Prompt
 
-    of = [Prompt(f"{i:05d}", f"prompt {i}") for i in range(3)]
+    tags = "counting", "colors", "colors"
+    of = [Prompt(f"{i:05d}", f"prompt {i}", tag) for i, tag in enumerate(tags)]
     folder = tmp_path_factory.mktemp("four") / "ar"
     return runs.made(folder, of=of, images=4, missing=[("00002", 3)])
 
@@ -175,20 +176,26 @@ def test_geneval_is_the_mean_over_tasks(four, tmp_path):
     ]
     path = tmp_path / "results.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
-    found = {score.name: score for score in geneval(read_results(four), path)}
+    found = {
+        score.name: score for score in geneval(read_results(four), path, force=True)
+    }
     # Of tasks: 1 of 4, and of its two prompts 4 of 4 and 0 of 3.
     assert found["GenEval"].value == pytest.approx((1 / 4 + 4 / 7) / 2)
     assert found["GenEval counting"].values["00000/0"] == 1
     assert found["GenEval"].missing == ["00002/3"] and found["GenEval"].count == 11
+    assert found["GenEval colors"].missing == ["00002/3"]
+    assert found["GenEval counting"].missing == []
+    with pytest.raises(ValueError, match="GenEval needs 2,212 pictures .* has 11"):
+        geneval(read_results(four), path)
     path.write_text(json.dumps(rows[0] | {"filename": "x/00009/samples/0000.png"}))
     with pytest.raises(ValueError, match="no such picture: is it of another run"):
-        geneval(read_results(four), path)
+        geneval(read_results(four), path, force=True)
     path.write_text(json.dumps(rows[0] | {"prompt": "another"}))
     with pytest.raises(ValueError, match="is of 'another', and prompt 00002 of .* is"):
-        geneval(read_results(four), path)
+        geneval(read_results(four), path, force=True)
     path.write_text('{"filename": "x"}')
     with pytest.raises(ValueError, match="line 1 of .* is none of GenEval's"):
-        geneval(read_results(four), path)
+        geneval(read_results(four), path, force=True)
 
 
 def test_dpg_is_read_line_by_line(four, tmp_path):
@@ -202,15 +209,17 @@ def test_dpg_is_read_line_by_line(four, tmp_path):
         "DPG-Bench score: 50.0",
     ]
     path.write_text("\n".join(lines))
-    found = dpg(read_results(four), path)
+    found = dpg(read_results(four), path, force=True)
     assert found.value == pytest.approx(50)
     assert found.values["00001/1"] == 50 and found.count == 8
+    with pytest.raises(ValueError, match="DPG-Bench needs 4,260 pictures .* has 8"):
+        dpg(read_results(four), path)
     path.write_text("\n".join(lines[1:]))
     with pytest.raises(ValueError, match="says 50.00, .* mean of 25.00: is it whole"):
-        dpg(read_results(four), path)
+        dpg(read_results(four), path, force=True)
     path.write_text("nothing")
     with pytest.raises(ValueError, match="holds no result"):
-        dpg(read_results(four), path)
+        dpg(read_results(four), path, force=True)
 
 
 def test_what_is_missing_is_named_in_a_line(run, tmp_path, monkeypatch):

@@ -2,26 +2,34 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from jaxspec.evaluation.export import LAYOUTS
 from jaxspec.evaluation.intervals import RESAMPLES
 from jaxspec.evaluation.records import sha256
 from jaxspec.evaluation.results import Place, Results
-from jaxspec.evaluation.scores import Score, not_scored, of_pictures
+from jaxspec.evaluation.scores import Score, check_count, not_scored, of_pictures
 
 
-def geneval(results: Results, path: str | Path) -> list[Score]:
+def geneval(results: Results, path: str | Path, *, force: bool = False) -> list[Score]:
     """GenEval's `results.jsonl` (Ghosh et al. 2023, arXiv 2310.11513).
+
+    Args:
+      results: the run whose pictures were exported.
+      path: of the file.
+      force: takes results of fewer pictures than the benchmark has, too.
 
     Returns:
       The score, the mean over tasks of the share of pictures that are correct, with
       prompts resampled within tasks; and that of each task.
 
     Raises:
-      ValueError: the file is none of GenEval's, or is of other pictures than the run's.
+      ValueError: the file is none of GenEval's, or is of other pictures than the run's,
+        or of too few.
       OSError: it cannot be read.
     """
     path = Path(path)
@@ -46,6 +54,7 @@ def geneval(results: Results, path: str | Path) -> list[Score]:
                 f"{results.folder} is {texts[prompt]!r}"
             )
     _some(values, path)
+    _check_whole("geneval", "GenEval", results, values, force)
     about: dict[str, Any] = {
         "better": "higher",
         "network": "GenEval's detector and CLIP",
@@ -59,6 +68,8 @@ def geneval(results: Results, path: str | Path) -> list[Score]:
         name: {p: v for p, v in values.items() if tasks[p[0]] == name} for name in names
     }
     low, high = _over_tasks(list(own.values()))
+    missing = not_scored(results, values)
+    kinds = {prompt.id: prompt.category for prompt in results.prompts}
     return [
         Score(
             name="GenEval",
@@ -68,22 +79,28 @@ def geneval(results: Results, path: str | Path) -> list[Score]:
             low=low,
             high=high,
             count=len(values),
-            missing=not_scored(results, values),
+            missing=missing,
             **about,
         ),
         *[
-            of_pictures(results, f"GenEval {name}", each, **about)
+            replace(
+                of_pictures(results, f"GenEval {name}", each, **about),
+                missing=[x for x in missing if kinds[x.rpartition("/")[0]] == name],
+            )
             for name, each in own.items()
         ],
     ]
 
 
-def dpg(results: Results, path: str | Path) -> Score:
+def dpg(results: Results, path: str | Path, *, force: bool = False) -> Score:
     """The results of DPG-Bench's `compute_dpg_bench.py` (Hu et al. 2024, ELLA).
 
+    Args:
+      results, path, force: as for `geneval`.
+
     Raises:
-      ValueError: the file is none of its, is of other pictures than the run's, or its
-        mean is not the one that it ends with.
+      ValueError: the file is none of its, is of other pictures than the run's or of too
+        few, or its mean is not the one that it ends with.
       OSError: it cannot be read.
     """
     path = Path(path)
@@ -99,6 +116,7 @@ def dpg(results: Results, path: str | Path) -> Score:
         elif found := re.fullmatch(r"DPG-Bench score: ([\d.]+)", line):
             said = float(found[1])
     _some(values, path)
+    _check_whole("dpg", "DPG-Bench", results, values, force)
     score = of_pictures(
         results,
         "DPG-Bench",
@@ -134,6 +152,15 @@ def _add(
 def _some(values: dict[Place, float], path: Path) -> None:
     if not values:
         raise ValueError(f"{path} holds no result of a picture")
+
+
+def _check_whole(
+    layout: str, name: str, results: Results, values: dict[Place, float], force: bool
+) -> None:
+    """Raises ValueError for fewer pictures than the benchmark has."""
+    whole = LAYOUTS[layout]
+    least = (whole.prompts or 0) * (whole.images or 0)
+    check_count(name, results, len(values), least, force)
 
 
 def _over_tasks(tasks: list[dict[Place, float]]) -> tuple[float, float]:

@@ -95,13 +95,15 @@ def _hpsv2(results: Results, options: Options) -> list[Score]:
 def _geneval(results: Results, options: Options) -> list[Score]:
     from jaxspec.evaluation.imported import geneval
 
-    return geneval(results, _wanted("geneval", "import", options.imported))
+    path = _wanted("geneval", "import", options.imported)
+    return geneval(results, path, force=options.force)
 
 
 def _dpg(results: Results, options: Options) -> list[Score]:
     from jaxspec.evaluation.imported import dpg
 
-    return [dpg(results, _wanted("dpg", "import", options.imported))]
+    path = _wanted("dpg", "import", options.imported)
+    return [dpg(results, path, force=options.force)]
 
 
 def _wanted(name: str, option: str, value: str | None) -> str:
