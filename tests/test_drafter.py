@@ -66,6 +66,11 @@ def test_a_released_drafter_converts(released, tmp_path):
     save_file(released.state_dict, tmp_path / "drafter.safetensors")
     with pytest.raises(ValueError, match="the weights do not tell the grid: pass size"):
         convert_model(tmp_path / "drafter.safetensors", tmp_path / "none", heads=4)
+    of_stage_2 = tmp_path / "llamagen2_drafter" / "model.safetensors"
+    of_stage_2.parent.mkdir()
+    save_file(released.state_dict, of_stage_2)
+    with pytest.raises(ValueError, match=r"by size, 32x32 \(512 px\) by its name"):
+        convert_model(of_stage_2, tmp_path / "none", size=256, heads=4)
     lost = {k: x for k, x in released.state_dict.items() if k != "fc.bias"}
     save_file(lost, tmp_path / "lost.safetensors")
     with pytest.raises(ValueError, match=r"missing fc\.bias \[64\]"):

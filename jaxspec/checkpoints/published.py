@@ -64,6 +64,9 @@ _FILES = re.compile(
     r"|vq_ds(?P<factor>\d+)_[ct]2i"
 )
 
+# LANTERN's drafters of LlamaGen t2i: of stage I, 256 px, and of stage II, 512 px.
+_LLAMAGEN_DRAFTER = re.compile(r"llamagen(2?)_drafter")
+
 
 @dataclass(frozen=True)
 class Family:
@@ -226,7 +229,10 @@ def _ardtok(checkpoint, size, heads) -> TransformerConfig:
 
 
 def _drafter(checkpoint, size, heads) -> TransformerConfig:
-    side = _agreed(_claims(checkpoint, size))
+    claims = _claims(checkpoint, size)
+    for stage in _LLAMAGEN_DRAFTER.findall(str(checkpoint.path)):
+        claims["its name"] = (512 if stage else 256) // CELL
+    side = _agreed(claims)
     if side is None:
         raise ValueError("the weights do not tell the grid: pass size, such as 256")
     args, tensors = checkpoint.args, checkpoint.tensors
