@@ -166,6 +166,7 @@ def test_intervals():
     # A ratio of sums is not the mean of ratios, and nothing is divided by 0.
     assert ratio(np.array([1.0, 9.0]), np.array([1.0, 3.0])).value == 2.5
     assert ratio(np.array([1.0, 0.0]), np.array([1.0, 0.0])) == (1, 1, 1)
+    assert bootstrap(np.array([3.0])) == (3, None, None)  # nothing tells how it varies
     assert normal(1, 0.5) == pytest.approx((1, 0.02, 1.98))
 
 

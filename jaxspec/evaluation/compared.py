@@ -63,9 +63,8 @@ def _row(run: dict[str, Any], names: list[str], checked: bool) -> Row:
 def _said(run: dict[str, Any]) -> tuple[Cell, Cell]:
     """What the target says of a run's pictures, beside the base's."""
     found, change = run["counts"], run.get("paired", {}).get("log_prob_difference")
-    under = (
-        "" if change is None else f"difference {change.value:+.3f}, {interval(change)}"
-    )
+    under = "" if change is None else f"difference {change.value:+.3f}"
+    under += f", {interval(change)}" * bool(interval(change))
     cells = found["divergences"]
     return [told(cells), interval(cells)], [told(found["log_prob"]), under]
 

@@ -163,8 +163,13 @@ def _check_whole(
     check_count(name, results, len(values), least, force)
 
 
-def _over_tasks(tasks: list[dict[Place, float]]) -> tuple[float, float]:
-    """The interval of the mean over tasks, prompts resampled within each."""
+def _over_tasks(
+    tasks: list[dict[Place, float]],
+) -> tuple[float | None, float | None]:
+    """The interval of the mean over tasks, prompts resampled within each.
+
+    Where a task has a single prompt there is none.
+    """
     rng = np.random.default_rng(0)
     means = np.zeros((len(tasks), RESAMPLES))
     for i, task in enumerate(tasks):
@@ -172,6 +177,8 @@ def _over_tasks(tasks: list[dict[Place, float]]) -> tuple[float, float]:
         for (prompt, _), value in task.items():
             prompts.setdefault(prompt, []).append(value)
         each = np.array([np.mean(group) for group in prompts.values()])
+        if len(each) < 2:
+            return None, None
         means[i] = each[rng.integers(0, len(each), (RESAMPLES, len(each)))].mean(1)
     low, high = np.quantile(means.mean(0), (0.025, 0.975))
     return float(low), float(high)

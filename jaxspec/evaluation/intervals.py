@@ -39,12 +39,16 @@ def ratio(
 ) -> Estimate:
     """A ratio of sums, `above` [N] over `below` [N], and its 95 % percentile interval.
 
-    Pairs are resampled together; a resample whose `below` is 0 counts for nothing.
+    Pairs are resampled together; a resample whose `below` is 0 counts for nothing. One
+    pair alone tells nothing of how they vary: no interval.
     """
+    value = float(above.sum() / below.sum())
+    if len(above) < 2:
+        return Estimate(value, None, None)
     sums, totals = _resampled(above, below, resamples, seed)
     ratios = sums[totals != 0] / totals[totals != 0]
     low, high = np.quantile(ratios, (0.025, 0.975))
-    return Estimate(float(above.sum() / below.sum()), float(low), float(high))
+    return Estimate(value, float(low), float(high))
 
 
 def _resampled(
