@@ -10,7 +10,7 @@ import pytest
 from jaxspec.acceptance import Ratio, residual
 from jaxspec.decoding import ACCEPTED, BONUS
 from jaxspec.methods import AR, LANTERN, LANTERNPP
-from jaxspec.methods.lantern import Pooled, others
+from jaxspec.methods.lantern import Likeliest, Pooled, others
 from jaxspec.neighbours import nearest_codes
 from jaxspec.testing import exact_check, keys_of, toy_target
 from tests import toy
@@ -165,6 +165,39 @@ def test_greedy_tokens_are_those_of_ar_whatever_a_reject_leaves():
     np.testing.assert_array_equal(out.tokens, want)
 
 
+def test_the_greedy_mode_likes_what_is_likeliest_with_its_neighbours():
+    """Of code 0: 0.2 alone, 0.6 with all its neighbours; of another 0.3 at most."""
+    for rule, liked in (
+        (Pooled(4, delta=0.05), False),
+        (Pooled(4, delta=0.42), True),
+        (Pooled(4, times=1.2), False),
+        (Pooled(4, times=3.1), True),
+    ):
+        assert Likeliest(rule).likes(P, DRAFT, TABLE).tolist() == [[liked]]
+
+
+@pytest.mark.parametrize(
+    ("method", "passes"),
+    [
+        (LANTERN(None, 3, 3, 9, neighbours=8, delta=0.0, greedy="pooled"), None),
+        (LANTERNPP(tree=TREE, neighbours=8, ratio=1.0, greedy="pooled"), None),
+        (LANTERN(None, 3, 3, 99, delta=1.0, greedy="pooled"), 3),
+        (LANTERNPP(tree=TREE, neighbours=99, ratio=1e9, greedy="pooled"), 3),
+    ],
+    ids=["LANTERN", "LANTERN++", "LANTERN, all pooled", "LANTERN++, all pooled"],
+)
+def test_the_greedy_mode_without_a_bound_and_with_all_pooled(method, passes):
+    """Where nothing is pooled, tokens are AR's; where all is, no draft is dropped."""
+    target = toy_target(GRID, CODES, 2, temperature=0)
+    other = toy_target(GRID, CODES, 2, seed=1)
+    out = toy.decode_jitted(replace(method, draft=other), target, keys_of(2))
+    if passes is None:
+        want = toy.decode_jitted(AR(), target, keys_of(2)).tokens
+        np.testing.assert_array_equal(out.tokens, want)
+    else:
+        np.testing.assert_array_equal(out.target_passes, passes)
+
+
 def test_lantern_shows_its_bias():
     target, draft = toy_target((2, 2), 4), toy_target((2, 2), 4, seed=1)
     method = LANTERN(draft, depth=2, top_k=2, total=4, neighbours=2, delta=0.5)
@@ -192,6 +225,7 @@ def test_the_table_of_neighbours():
         (lambda: LANTERN(delta=1.1), "delta must be 0 to 1, not 1.1"),
         (lambda: LANTERN(neighbours=0), "neighbours must be 1 or more, not 0"),
         (lambda: LANTERN(residual="plain"), "residual must be one of pooled, released"),
+        (lambda: LANTERN(greedy="yes"), "greedy must be one of exact, pooled, not"),
         (lambda: LANTERNPP(ratio=0.5), "ratio must be 1 or more, not 0.5"),
         (lambda: LANTERNPP(tree=()), "a tree must be a tuple of paths"),
     ],

@@ -95,6 +95,37 @@ def test_what_was_kept_is_copied_to_its_cells():
         np.testing.assert_array_equal(found[:, 0, :, 0], want)
 
 
+@pytest.mark.parametrize(
+    ("liked", "nodes", "token", "rejected"),
+    [
+        ([0, 1, 1, 1], [0, 2, 3, 0], 13, False),  # longer, though it comes later
+        ([0, 1, 1, 0], [0, 1, 0, 0], 11, False),  # of one length, the first
+        ([0, 0, 0, 1], [0, 0, 0, 0], 10, True),  # not below one that is not liked
+    ],
+)
+def test_the_longest_path_is_followed_by_hand(liked, nodes, token, rejected):
+    """Behind the root 1 and 2, behind 2 node 3; behind i stands 10 + i."""
+    stub = SimpleNamespace(likes=lambda *_: jnp.array([liked]) > 0)
+    one = jnp.zeros((1, 4), jnp.int32)
+    nodes_ = Tree(
+        tokens=one,
+        parent=jnp.array([[0, 0, 0, 2]]),
+        depth=jnp.array([[0, 1, 1, 2]]),
+        valid=one == 0,
+        scores=one,
+        drawn=None,
+        source=one,
+    )
+    log_p = jnp.log(jax.nn.one_hot(10 + jnp.arange(4), 16) + 1e-3)[None]
+    grammar = ImageGrammar((3, 4))
+    route = tree.follow_along(
+        nodes_, log_p, jnp.array([3]), 3, rule=stub, grammar=grammar
+    )
+    assert route.nodes.tolist() == [nodes] and route.token.tolist() == [token]
+    assert route.kept.tolist() == [np.count_nonzero(nodes)]
+    assert route.rejected.tolist() == [rejected]
+
+
 def test_a_static_tree_reads_what_has_children():
     shape = Static(SMALL)
     assert (shape.depth, shape.width, shape.beam, shape.nodes) == (3, 2, 2, 6)

@@ -12,10 +12,12 @@ grows from the token that was drawn.
 after it (SpecInfer, Miao et al. 2023, arXiv 2305.09781, algorithm 2; without
 replacement as in EAGLE's code). Where children were chosen without chance and the rule
 is exact, that is the same as drawing a token from the target and looking which child
-has it, which is what `draw_along` does.
+has it, which is what `draw_along` does. `follow_along` leaves nothing to chance: it
+goes to the end of the longest path of which a rule likes every node.
 """
 
 from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +30,7 @@ from jaxspec.decoding.grammar import ImageGrammar
 from jaxspec.decoding.jacobi import one_hot
 from jaxspec.decoding.target import Target
 from jaxspec.models.cache import Cache
-from jaxspec.sampling import ACCEPT, DRAW, cell_keys, draw, uniform
+from jaxspec.sampling import ACCEPT, DRAW, cell_keys, draw, likeliest, uniform
 
 
 @jax.tree_util.register_dataclass
@@ -55,6 +57,20 @@ class TreeState:
     features: jax.Array
     codes: jax.Array | None
     decoded: Decoded
+
+
+@runtime_checkable
+class Likes(Protocol):
+    """A rule without chance."""
+
+    def likes(
+        self, log_p: jax.Array, drafts: jax.Array, codes: jax.Array | None
+    ) -> jax.Array:
+        """Which drafts [B, M] are liked, each in a distribution [B, M, V] of its own.
+
+        `codes` are what rules are given.
+        """
+        ...
 
 
 @jax.tree_util.register_dataclass
@@ -115,21 +131,33 @@ def start(
     )
 
 
-def step(target: Target, how: Growing, state: TreeState, rule: Rule) -> TreeState:
+def step(
+    target: Target, how: Growing, state: TreeState, rule: Rule | Likes
+) -> TreeState:
     """A round: D passes of the drafter, one of the target, a cell or more.
 
     Args:
       target: the model.
       how: trees grow.
       state: from `start` or the step before.
-      rule: judges children.
+      rule: judges children, or says which it likes.
     """
     n, end = state.decoded.tokens[0].size, target.grammar.end
     active = state.done < end
     tree, drafting = _growth(how, state).grow(state.drafting)
     log_p, read, cache = _read(target, state, tree, how.shape.depth)
     passes = state.decoded.target_passes + active
-    if rule == Ratio() and not how.draws:
+    if isinstance(rule, Likes):
+        route = follow_along(
+            tree,
+            log_p,
+            state.done,
+            how.shape.depth,
+            rule=rule,
+            grammar=target.grammar,
+            codes=state.codes,
+        )
+    elif rule == Ratio() and not how.draws:
         route = draw_along(tree, log_p, state.keys, state.done, how.shape.depth)
     else:
         route = judge_along(
@@ -330,6 +358,43 @@ def judge_along(
     cell = done[:, None] + route.kept[:, None]
     token = draw(cell_keys(keys, cell, DRAW, passes[:, None]), p)
     return replace(route, token=token[:, 0])
+
+
+def follow_along(
+    tree: Tree,
+    log_p: jax.Array,
+    done: jax.Array,
+    depth: int,
+    *,
+    rule: Likes,
+    grammar: ImageGrammar,
+    codes: jax.Array | None = None,
+) -> Route:
+    """Goes to the end of the longest path of nodes that the rule likes.
+
+    Of several the first; behind it stands the likeliest token.
+
+    Args:
+      tree, log_p, done, depth: as for `draw_along`.
+      rule: says which nodes are liked.
+      grammar: newlines are always liked, and what cannot be never is.
+      codes: for the rule.
+    """
+    cell = done[:, None] - 1 + tree.depth
+    liked = rule.likes(take(log_p, tree.parent), tree.tokens, codes)
+    liked = (liked | grammar.forced(cell)) & grammar.fits(cell, tree.tokens)
+    liked = (liked & tree.valid).at[:, 0].set(True)  # the root is there
+    path = ancestors(tree.parent, depth)
+    whole = jnp.all(liked[:, None] | ~path, axis=2)
+    last = jnp.argmax(jnp.where(whole, tree.depth, -1), axis=1)[:, None]
+    place = jnp.arange(depth + 1)[None, :, None]
+    on = take(path, last) & (tree.depth[:, None] == place)
+    return Route(
+        nodes=jnp.argmax(on, axis=2),  # 0, the root, behind its end
+        kept=take(tree.depth, last)[:, 0],
+        token=likeliest(take(log_p, last))[:, 0],
+        rejected=jnp.any(_children(tree, last), axis=1),
+    )
 
 
 def finished(state: TreeState) -> jax.Array:

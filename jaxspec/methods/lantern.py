@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.acceptance import Ratio, Rule, at, residual
-from jaxspec.decoding import Target, method_class
+from jaxspec.decoding import Target, method_class, tree
 from jaxspec.decoding.shapes import Dynamic, Static
 from jaxspec.methods.eagle import EAGLE_TREE, Treed, check_counts
 from jaxspec.models.drafter import Eagle
@@ -77,6 +77,22 @@ class Pooled:
         return jax.nn.log_softmax(left, axis=-1)
 
 
+@dataclass(frozen=True)
+class Likeliest:
+    """The greedy mode: like x where nothing is likelier than it is with its neighbours.
+
+    Attributes:
+      rule: says which are pooled with it.
+    """
+
+    rule: Pooled
+
+    def likes(self, log_p, drafts, codes):
+        mass, _ = self.rule._pool(log_p, drafts, codes)
+        own = jax.nn.one_hot(drafts, log_p.shape[-1], dtype=bool)
+        return mass >= jnp.exp(jnp.max(jnp.where(own, -jnp.inf, log_p), axis=-1))
+
+
 def _marked(codes: jax.Array, chosen: jax.Array, size: int) -> jax.Array:
     """Which of all codes [B, 1, V] are among codes [B, 1, k], where chosen."""
     none = jnp.zeros((len(codes), size), bool)
@@ -133,6 +149,18 @@ class Lenient(Treed):
     def residual(self) -> str: ...
 
     @property
+    @abstractmethod
+    def greedy(self) -> str: ...
+
+    @property
+    @abstractmethod
+    def pooled(self) -> Pooled: ...
+
+    @property
+    def rule(self) -> Rule:
+        return self.pooled
+
+    @property
     def columns(self) -> int:
         """How many neighbours the rule needs: one more than it pools, as released."""
         return self.neighbours + (self.residual == "released")
@@ -144,6 +172,15 @@ class Lenient(Treed):
         reject, and draw any code in its place.
         """
         return Ratio() if sampling.temperature is None else self.rule
+
+    def step(self, target: Target, state: tree.TreeState) -> tree.TreeState:
+        if target.sampling.temperature is not None or self.greedy == "exact":
+            return super().step(target, state)
+        # At temperature 0 there would be nothing to pool: p is that of 1, unfiltered.
+        plain = replace(target.sampling, temperature=1.0, top_k=None, top_p=None)
+        target, rule = replace(target, sampling=plain), Likeliest(self.pooled)
+        how = replace(self._growing(target), draws=False)
+        return tree.step(target, how, state, rule)
 
     def codes(self, target: Target) -> jax.Array:
         return others(target, self.table, self.columns)
@@ -175,8 +212,8 @@ class LANTERN(Lenient):
     Codes that look alike stand in for one another: a child x is kept with p of x and of
     its nearest codes, as many as together have `delta` at most.
 
-    Guarantee: biased; with `delta` 0 and the residual "pooled", or at temperature 0,
-    exact.
+    Guarantee: biased; with `delta` 0 and the residual "pooled", or at temperature 0
+    with `greedy` "exact", exact.
 
     Attributes:
       draft, depth, top_k, total: as for `EAGLE2`.
@@ -185,6 +222,10 @@ class LANTERN(Lenient):
       residual: what is left of p behind a reject: "pooled" is without it and what was
         pooled with it; "released" is as in the authors' code, without all of the
         neighbours, and one more, if any was pooled.
+      greedy: what temperature 0 is: "exact", AR's tokens, or "pooled", the published
+        greedy mode. Then p is that of temperature 1 without top-k and top-p, a child
+        counts if no other code is likelier than it is with what is pooled, and the
+        longest path of such children is kept.
       table: int32 [V, neighbours or more], the nearest others of each code, from the
         nearest on; by default by distance of `Target.codes`. It needs one column more
         than `neighbours` for "released".
@@ -199,6 +240,7 @@ class LANTERN(Lenient):
     neighbours: int = 1000
     delta: float = 0.1
     residual: Literal["pooled", "released"] = "pooled"
+    greedy: Literal["exact", "pooled"] = "exact"
     table: jax.Array | None = field(default=None, repr=False, metadata={"arrays": True})
 
     def __post_init__(self):
@@ -211,13 +253,14 @@ class LANTERN(Lenient):
         if not 0 <= self.delta <= 1:
             raise ValueError(f"delta must be 0 to 1, not {self.delta}")
         check_choice("residual", self.residual, ("pooled", "released"))
+        check_choice("greedy", self.greedy, ("exact", "pooled"))
 
     @property
     def shape(self) -> Dynamic:
         return Dynamic(self.depth, self.top_k, self.total)
 
     @property
-    def rule(self) -> Rule:
+    def pooled(self) -> Pooled:
         return Pooled(self.neighbours, delta=self.delta, residual=self.residual)
 
 
@@ -230,7 +273,7 @@ class LANTERNPP(Lenient):
     bound that all share, LANTERN's, pools either nothing or too much.
 
     Guarantee: biased; with `ratio` 1 and the residual "plain" or "optimal", or at
-    temperature 0, exact.
+    temperature 0 with `greedy` "exact", exact.
 
     Attributes:
       draft, tree, drawn: as for `EAGLE`.
@@ -240,6 +283,7 @@ class LANTERNPP(Lenient):
         `EAGLE`; "optimal" is norm([p - min(q, p~)]+), which makes the error least;
         "released" is as in the authors' code: plain, of a q without the neighbours, and
         one more, if any was pooled.
+      greedy: as for `LANTERN`.
     """
 
     draft: Target | Eagle | None = field(
@@ -250,6 +294,7 @@ class LANTERNPP(Lenient):
     neighbours: int = 10
     ratio: float = 5.0
     residual: Literal["plain", "optimal", "released"] = "plain"
+    greedy: Literal["exact", "pooled"] = "exact"
     table: jax.Array | None = field(default=None, repr=False, metadata={"arrays": True})
 
     def __post_init__(self):
@@ -258,13 +303,14 @@ class LANTERNPP(Lenient):
         if not self.ratio >= 1:
             raise ValueError(f"ratio must be 1 or more, not {self.ratio}")
         check_choice("residual", self.residual, ("plain", "optimal", "released"))
+        check_choice("greedy", self.greedy, ("exact", "pooled"))
 
     @property
     def shape(self) -> Static:
         return Static(self.tree)
 
     @property
-    def rule(self) -> Rule:
+    def pooled(self) -> Pooled:
         kind = "released-static" if self.residual == "released" else self.residual
         return Pooled(self.neighbours, times=self.ratio, residual=kind)
 
