@@ -183,12 +183,16 @@ def bytes_of_pass(target: Target) -> tuple[int, int]:
     return weights, size_of(cache)
 
 
-@partial(jax.jit, static_argnums=(2, 3), donate_argnums=1)
-def follow(target: Target, cache: Cache, cells: int, passes: int):
-    """Passes in a row, each fed so many cells of the middle of the grid."""
+def places(target: Target, cells: int) -> np.ndarray:
+    """So many cells in the middle of the grid."""
+    return (target.model.config.cells - cells) // 2 + np.arange(cells)
+
+
+@partial(jax.jit, static_argnums=2, donate_argnums=1)
+def follow(target: Target, cache: Cache, cells: int, passes: int | jax.Array):
+    """Passes in a row, each fed so many cells in the middle of the grid."""
     n = target.model.config.cells
-    at = (n - cells) // 2 + jnp.arange(cells)[None]
-    at = jnp.broadcast_to(at, (target.batch, cells))
+    at = jnp.broadcast_to(places(target, cells), (target.batch, cells))
     visible = jnp.arange(n)[None, None] <= at[..., None]
 
     def body(_, carry):

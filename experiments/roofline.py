@@ -35,6 +35,7 @@ import typer
 
 import jaxspec
 from experiments.bench_ar import machine
+from experiments.gpu_check import follow, places
 from experiments.plots import save_plot
 from jaxspec.decoding import Method, Target, advance, begin
 from jaxspec.figures import atomically
@@ -150,28 +151,6 @@ def multiplying(side: int = 2048) -> tuple[Callable[[], jax.Array], int]:
 # Passes.
 
 
-def places(target: Target, cells: int) -> np.ndarray:
-    """Cells in the middle of the grid."""
-    n = target.grid[0] * target.grid[1]
-    return (n - cells) // 2 + np.arange(cells)
-
-
-@partial(jax.jit, static_argnums=1, donate_argnums=2)
-def follow(target: Target, cells: int, cache: Cache, passes: jax.Array) -> Any:
-    """Passes in a row, each fed so many cells in the middle of the grid."""
-    n = target.grid[0] * target.grid[1]
-    at = jnp.asarray(places(target, cells))[None]
-    visible = jnp.arange(n)[None, None] <= at[..., None]
-
-    def body(_, carry):
-        tokens, cache = carry
-        log_p, cache = target.follow(cache, tokens, at, at < n, visible)
-        return jnp.argmax(log_p, axis=-1), cache
-
-    first = jnp.zeros(at.shape, jnp.int32), cache
-    return jax.lax.fori_loop(0, passes, body, first)
-
-
 def inputs(method: Method, target: Target, keys: jax.Array) -> int:
     """How many cells a pass of the method is fed."""
     fed = []
@@ -216,7 +195,7 @@ def measure(size: Size, rounds: int) -> dict:
 
             def run(cells=cells, passes=passes):
                 nonlocal cache
-                tokens, cache = follow(target, cells, cache, np.int32(passes))
+                tokens, cache = follow(target, cache, cells, np.int32(passes))
                 return tokens
 
             note(cells, run, passes)

@@ -22,7 +22,7 @@ from jaxspec.reading import Asked, Padded, Reader, Shown
 from jaxspec.sampling import Sampling, image_keys
 from jaxspec.sharding import by_image, filled_size, mesh_of, on_host
 from jaxspec.sizes import Size, checked_size, sides_of, size_label
-from jaxspec.weight_shapes import taken_apart
+from jaxspec.weight_shapes import layers_apart
 
 # One prompt or several: text, or class labels.
 Prompts = str | int | Sequence[str | int]
@@ -207,7 +207,7 @@ class Pipeline:
         `jaxspec.load` returns one of that kind, which stays as it is. Of one whose
         layers are stacked, as training leaves them, this copies them.
         """
-        return replace(self, params=taken_apart(self.config, self.params))
+        return replace(self, params=layers_apart(self.config, self.params))
 
     def sized(self, size: Size | str | None) -> "Pipeline":
         """The same family, able to draw a size that is none of its own, if it can be.

@@ -20,7 +20,7 @@ def abstract_params(config: "PipelineConfig") -> dict[str, Any]:
 
     Computes nothing.
     """
-    return jax.eval_shape(lambda x: taken_apart(config, x), stacked_params(config))
+    return jax.eval_shape(lambda x: layers_apart(config, x), stacked_params(config))
 
 
 def stacked_params(config: "PipelineConfig") -> dict[str, Any]:
@@ -44,7 +44,7 @@ def stacked_params(config: "PipelineConfig") -> dict[str, Any]:
     }
 
 
-def taken_apart(config: "PipelineConfig", params: dict[str, Any]) -> dict[str, Any]:
+def layers_apart(config: "PipelineConfig", params: dict[str, Any]) -> dict[str, Any]:
     """A family's parameters with the layers apart of all networks that decode."""
     params = dict(params)
     for place, names in _stacks(config).items():

@@ -45,6 +45,20 @@ def as_bits(*rows: str) -> np.ndarray:
     return np.array([[c == "1" for c in row] for row in rows])
 
 
+def chosen_tree(parent: list[int], depth: list[int]) -> Tree:
+    """A tree of one image whose nodes are all there; of token 0, chosen."""
+    zeros = jnp.zeros((1, len(parent)), jnp.int32)
+    return Tree(
+        tokens=zeros,
+        parent=jnp.array([parent]),
+        depth=jnp.array([depth]),
+        valid=zeros == 0,
+        scores=zeros,
+        drawn=None,
+        source=zeros,
+    )
+
+
 def test_what_a_pass_feeds_by_hand():
     """The root at cell 2 of 6 cells; behind it 1 and 2 at cell 3, behind 1 node 3."""
     fed = {}
@@ -57,16 +71,7 @@ def test_what_a_pass_feeds_by_hand():
         def log_probs(self, read, cells):
             return cells  # of what comes behind
 
-    one = jnp.zeros((1, 4), jnp.int32)
-    nodes = Tree(
-        tokens=one,
-        parent=jnp.array([[0, 0, 0, 1]]),
-        depth=jnp.array([[0, 1, 1, 2]]),
-        valid=one == 0,
-        scores=one,
-        drawn=None,
-        source=one,
-    )
+    nodes = chosen_tree(parent=[0, 0, 0, 1], depth=[0, 1, 1, 2])
     decoded = SimpleNamespace(tokens=jnp.zeros((1, 2, 3)))
     state = SimpleNamespace(cache=None, done=jnp.array([3]), decoded=decoded)
     behind, _, _ = tree._read(Spy(), state, nodes, 2)
@@ -106,20 +111,11 @@ def test_what_was_kept_is_copied_to_its_cells():
 def test_the_longest_path_is_followed_by_hand(liked, nodes, token, rejected):
     """Behind the root 1 and 2, behind 2 node 3; behind i stands 10 + i."""
     stub = SimpleNamespace(likes=lambda *_: jnp.array([liked]) > 0)
-    one = jnp.zeros((1, 4), jnp.int32)
-    nodes_ = Tree(
-        tokens=one,
-        parent=jnp.array([[0, 0, 0, 2]]),
-        depth=jnp.array([[0, 1, 1, 2]]),
-        valid=one == 0,
-        scores=one,
-        drawn=None,
-        source=one,
-    )
+    shape = chosen_tree(parent=[0, 0, 0, 2], depth=[0, 1, 1, 2])
     log_p = jnp.log(jax.nn.one_hot(10 + jnp.arange(4), 16) + 1e-3)[None]
     grammar = ImageGrammar((3, 4))
     route = tree.follow_along(
-        nodes_, log_p, jnp.array([3]), 3, rule=stub, grammar=grammar
+        shape, log_p, jnp.array([3]), 3, rule=stub, grammar=grammar
     )
     assert route.nodes.tolist() == [nodes] and route.token.tolist() == [token]
     assert route.kept.tolist() == [np.count_nonzero(nodes)]

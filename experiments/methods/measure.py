@@ -14,7 +14,6 @@ import numpy as np
 
 import jaxspec
 from experiments.methods.contestants import Contestant
-from jaxspec.acceptance import at
 from jaxspec.decoding import (
     ACCEPTED,
     Decoded,
@@ -25,6 +24,7 @@ from jaxspec.decoding import (
     bound,
     describe,
 )
+from jaxspec.decoding.likelihood import log_probs_of
 from jaxspec.figures import atomically
 from jaxspec.generation import image_keys
 from jaxspec.pipeline import Pipeline
@@ -118,19 +118,11 @@ class Drawn:
 
 @jax.jit
 def negative_log_likelihood(target: Target, tokens: jax.Array) -> jax.Array:
-    """Of each token [B, H, W] given those before it, in one pass.
+    """Of each token [B, H, W] given those before it.
 
     Under the distribution that is sampled from: infinite outside its support.
     """
-    b, n = len(tokens), tokens[0].size
-    raster = tokens.reshape(b, n)
-    first, cache = target.prefill()
-    cells = jnp.broadcast_to(jnp.arange(n - 1), (b, n - 1))
-    visible = jnp.broadcast_to(jnp.tri(n - 1, n, dtype=bool), (b, n - 1, n))
-    fed = jnp.ones_like(cells, bool)
-    rest, _ = target.follow(cache, raster[:, :-1], cells, fed, visible)
-    log_p = jnp.concatenate([first[:, None], rest], axis=1)
-    return -at(log_p, raster).reshape(tokens.shape)
+    return -log_probs_of(target, tokens)
 
 
 def inside(nll: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -156,10 +156,14 @@ def naming(path: Path) -> Generator[None]:
     except (OSError, ModuleNotFoundError):
         raise
     except Exception as error:  # torch and safetensors raise many kinds
-        plain = isinstance(error, ValueError) or type(error) is Exception
-        kind = "" if plain else f"{type(error).__name__}: "
-        reason = " ".join(str(error).split())
-        raise ValueError(f"{path}: {kind}{reason}") from error
+        raise ValueError(f"{path}: {reason(error)}") from error
+
+
+def reason(error: Exception) -> str:
+    """What an error says, in one line; its kind first where that tells more."""
+    plain = isinstance(error, ValueError) or type(error) is Exception
+    kind = "" if plain else f"{type(error).__name__}: "
+    return kind + " ".join(str(error).split())
 
 
 def read_json(path: Path) -> dict[str, Any]:

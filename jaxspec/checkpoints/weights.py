@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from safetensors import safe_open
 
+from jaxspec.checkpoints.readers import reason
 from jaxspec.checkpoints.trees import flatten, unflatten
 from jaxspec.checkpoints.writer import ORBAX
 from jaxspec.models.stacks import stack, taken_apart
@@ -41,10 +42,7 @@ def one_line(path: Path) -> Generator[None]:
     try:
         yield
     except Exception as error:  # the tokenizers library raises just that
-        plain = isinstance(error, ValueError) or type(error) is Exception
-        kind = "" if plain else f"{type(error).__name__}: "
-        reason = " ".join(str(error).split())
-        raise ValueError(f"{path} cannot be read: {kind}{reason}") from error
+        raise ValueError(f"{path} cannot be read: {reason(error)}") from error
 
 
 def as_stored(flat: dict[str, Any]) -> dict[str, Any]:

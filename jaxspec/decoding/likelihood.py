@@ -29,7 +29,18 @@ class Likelihood:
 @jax.jit
 def likelihood(target: Target, tokens: jax.Array) -> Likelihood:
     """Reads pictures int32 [B, h, w], without newlines: a pass a row, and a prefill."""
-    grids = target.grammar.written(tokens)
+    log_p = target.grammar.without(log_probs_of(target, target.grammar.written(tokens)))
+    never = jnp.isneginf(log_p)
+    total = jnp.sum(jnp.where(never, 0.0, log_p), axis=(1, 2))
+    mean = total / jnp.maximum(jnp.sum(~never, axis=(1, 2)), 1)
+    return Likelihood(jnp.sum(never, axis=(1, 2)), mean)
+
+
+def log_probs_of(target: Target, grids: jax.Array) -> jax.Array:
+    """Log-probabilities [B, H, W] of the codes of whole grids, newlines among them.
+
+    As they are sampled from: -inf where the target would never draw that code.
+    """
     b, h, w = grids.shape
     n, flat = h * w, grids.reshape(b, h * w)
     follows = jnp.pad(flat[:, 1:], ((0, 0), (0, 1)))  # of the last cell: nothing
@@ -47,11 +58,4 @@ def likelihood(target: Target, tokens: jax.Array) -> Likelihood:
     start = jnp.take_along_axis(first, flat[:, :1], axis=-1)
     _, after = jax.lax.scan(read, cache, jnp.arange(h))
     after = jnp.moveaxis(after, 0, 1).reshape(b, n)
-    log_p = jnp.concatenate([start, after[:, :-1]], axis=1)
-
-    drawn = ~target.grammar.forced(jnp.arange(n))[None]
-    never = jnp.isneginf(log_p) & drawn
-    counted = drawn & ~never
-    total = jnp.sum(jnp.where(counted, log_p, 0.0), axis=1)
-    mean = total / jnp.maximum(jnp.sum(counted, axis=1), 1)
-    return Likelihood(jnp.sum(never, axis=1), mean)
+    return jnp.concatenate([start, after[:, :-1]], axis=1).reshape(b, h, w)

@@ -54,10 +54,6 @@ class Treed(ABC):
         """Judges children, as in `tree.judge_along`."""
         return Ratio()
 
-    def rule_at(self, sampling: Sampling) -> Rule:
-        """`rule`, as it is with the target's settings."""
-        return self.rule
-
     def codes(self, target: Target) -> jax.Array | None:
         """What the rule is given."""
         return None
@@ -71,8 +67,7 @@ class Treed(ABC):
         return tree.start(target, self._growing(target), keys, self.codes(target))
 
     def step(self, target: Target, state: tree.TreeState) -> tree.TreeState:
-        rule = self.rule_at(target.sampling)
-        return tree.step(target, self._growing(target), state, rule)
+        return tree.step(target, self._growing(target), state, self.rule)
 
     def fits(self, pipeline: "Pipeline", size: Size) -> None:
         """Raises ValueError if the family has no drafter, or another one is given."""

@@ -46,10 +46,10 @@ class Pooled:
     residual: Residual = "plain"
 
     def __call__(self, log_p, log_q, drafts, codes):
-        mass, _ = self._pool(log_p, drafts, codes)
+        mass, _ = self.pool(log_p, drafts, codes)
         return jnp.minimum(1.0, mass / jnp.exp(at(log_q, drafts)))
 
-    def _pool(self, log_p, drafts, codes):
+    def pool(self, log_p, drafts, codes):
         """The mass p~ of drafts [B, T], and which neighbours [B, T, k] are pooled."""
         own = jnp.exp(at(log_p, drafts))
         near = jnp.exp(at(log_p, codes[drafts][..., : self.neighbours]))
@@ -62,7 +62,7 @@ class Pooled:
         if self.residual in ("plain", "optimal"):
             # p~ is p or more: where q is above it, both are nothing.
             return residual(log_p, log_q)
-        _, within = self._pool(log_p, drafts, codes)
+        _, within = self.pool(log_p, drafts, codes)
         if self.residual == "pooled":
             near = codes[drafts][..., : self.neighbours]
             gone = _marked(near, within, log_p.shape[-1])
@@ -88,7 +88,7 @@ class Likeliest:
     rule: Pooled
 
     def likes(self, log_p, drafts, codes):
-        mass, _ = self.rule._pool(log_p, drafts, codes)
+        mass, _ = self.rule.pool(log_p, drafts, codes)
         own = jax.nn.one_hot(drafts, log_p.shape[-1], dtype=bool)
         return mass >= jnp.exp(jnp.max(jnp.where(own, -jnp.inf, log_p), axis=-1))
 
@@ -165,18 +165,14 @@ class Lenient(Treed):
         """How many neighbours the rule needs: one more than it pools, as released."""
         return self.neighbours + (self.residual == "released")
 
-    def rule_at(self, sampling: Sampling) -> Rule:
-        """`rule`; at temperature 0 the exact one.
-
-        There p is all on one code, which "released" would drop with the neighbours of a
-        reject, and draw any code in its place.
-        """
-        return Ratio() if sampling.temperature is None else self.rule
-
     def step(self, target: Target, state: tree.TreeState) -> tree.TreeState:
-        if target.sampling.temperature is not None or self.greedy == "exact":
+        if target.sampling.temperature is not None:
             return super().step(target, state)
-        # At temperature 0 there would be nothing to pool: p is that of 1, unfiltered.
+        if self.greedy == "exact":
+            # p is all on one code, which "released" would drop with the neighbours of a
+            # reject, and draw any code in its place.
+            return tree.step(target, self._growing(target), state, Ratio())
+        # There would be nothing to pool: p is that of temperature 1, unfiltered.
         plain = replace(target.sampling, temperature=1.0, top_k=None, top_p=None)
         target, rule = replace(target, sampling=plain), Likeliest(self.pooled)
         how = replace(self._growing(target), draws=False)
