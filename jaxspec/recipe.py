@@ -20,6 +20,7 @@ from jaxspec.decoding import (
     check_fits,
     check_method,
     describe,
+    targets_in,
 )
 from jaxspec.decoding.likelihood import Likelihood, likelihood
 from jaxspec.decoding.refill import decode_refilled
@@ -213,8 +214,7 @@ class Recipe:
             are of no other images.
           FloatingPointError: as `decode` does.
         """
-        leaves = jax.tree.leaves(self.method, is_leaf=lambda x: isinstance(x, Target))
-        if any(isinstance(x, Target) for x in leaves):
+        if targets_in(self.method):
             raise ValueError(
                 "rows are handed on only where the family makes the drafter: its "
                 "conditions change with the images"

@@ -1,12 +1,19 @@
-"""The sweep of MuLo's knobs: its settings, and what its table says."""
+"""The sweep of MuLo's knobs: its settings, and what its table says; its stages."""
 
 import importlib.util
 import json
+import time
+from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from experiments.mulo import report, sweep
+from experiments.mulo import report, stages, sweep
 from jaxspec.methods import AR, FlashAR, MuLo
+from jaxspec.testing import keys_of
+from tests import toy
 
 RECORD = {"costs": {"64": 0.001, "128": 0.004}, "settings": {"size": 128}}
 
@@ -77,3 +84,55 @@ def test_tables_and_picture(tmp_path):
         report.write(record, tmp_path)
         assert json.loads((tmp_path / "mulo-128.json").read_text())["rows"]
         assert (tmp_path / "mulo-128.png").stat().st_size > 10_000
+
+
+GRIDS = np.ones((3, 4, 8), np.int32)
+GRIDS[0, 1, 1] = GRIDS[0, 2, 6] = 0
+GRIDS[2] = 0
+
+
+def by_hand(tokens, grid):
+    return jnp.asarray(GRIDS)
+
+
+def not_zero(log_p, log_q, drafts, codes):
+    return (drafts != 0).astype(jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ("rows", "verifying", "drawn_again", "drafting"),
+    # Two rounds of rows verify twice, and the drafter reads once what became of one.
+    # An island of a round ends with it: (1, 1) takes 2 cells along, (2, 6) takes 5.
+    [(None, 1, [9, 0, 31], 7), (1, 2, [7, 0, 31], 8)],
+)
+def test_stages_are_those_of_the_whole(rows, verifying, drawn_again, drafting):
+    draft = toy.target(toy.transformer((2, 4), 4), 3)
+    target = toy.target(toy.transformer((4, 8), 4), 3)
+    method = MuLo(draft, by_hand, rule=not_zero, radius=1, window=8, rows=rows)
+    if rows:
+        method = replace(method, downsampler="nearest")
+    began = time.perf_counter()
+    got, seconds, passes = stages.staged(method, target, keys_of(3))
+    whole = time.perf_counter() - began
+    want = toy.decode_jitted(method, target, keys_of(3))
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+    np.testing.assert_array_equal(passes, [verifying] * 3)
+    np.testing.assert_array_equal(got.target_passes - passes, drawn_again)
+    assert tuple(seconds) == stages.STAGES
+    assert min(seconds.values()) > 0 and sum(seconds.values()) <= whole
+    said = stages.counts(got, passes)
+    assert (said["verify_passes"], said["draft_passes"]) == (verifying, drafting)
+    assert said["resample_passes"] == pytest.approx(sum(drawn_again) / 3)
+    assert said["rejected"] == pytest.approx((2 + 0 + 32) / 96)
+    assert said["kept"] + said["rejected"] + said["expanded"] == pytest.approx(1)
+
+
+def test_both_models_are_weighed():
+    target = toy.target(toy.transformer((4, 8), 4), 3, guidance=2.0)
+    held = stages.memory(target)
+    count = sum(x.size for x in jax.tree.leaves(target.params))
+    assert held["weights"] == 4 * count
+    # Keys and values of 2 layers of 16 numbers, of 3 pictures, each with and without
+    # its condition, at 4 slots before 32 cells.
+    cells = 2 * 2 * 16 * 3 * 2 * (4 + 32)
+    assert 4 * cells <= held["cache"] < 4.5 * cells

@@ -21,7 +21,7 @@ from jaxspec.decoding.run import (
     describe,
     method_class,
 )
-from jaxspec.decoding.target import Target, map_targets
+from jaxspec.decoding.target import Target, map_targets, targets_in
 
 __all__ = [
     "ACCEPTED",
@@ -43,4 +43,5 @@ __all__ = [
     "describe",
     "map_targets",
     "method_class",
+    "targets_in",
 ]

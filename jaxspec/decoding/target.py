@@ -284,6 +284,12 @@ def _neighbours(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.stack([a, b], axis=1).reshape(-1, *a.shape[1:])
 
 
+def targets_in(tree: Any) -> list[Target]:
+    """The targets in a tree, such as the drafters of a method, its own first."""
+    is_target = lambda x: isinstance(x, Target)
+    return [x for x in jax.tree.leaves(tree, is_leaf=is_target) if is_target(x)]
+
+
 def map_targets(change: Callable[[Target], Any], tree: Any) -> Any:
     """The same tree, such as a method, with `change` applied to the targets in it."""
     is_target = lambda x: isinstance(x, Target)

@@ -251,54 +251,22 @@ class MuLo:
           ValueError: drafter, upsampler or table do not fit the target, or rows are
             drafted by a method that cannot.
         """
-        draft, b = check_drafter(target, self.draft), target.batch
-        if self.rows is not None and target.grid[0] % draft.grid[0]:
-            raise ValueError(
-                f"rounds of rows need a drafter whose rows divide the target's, "
-                f"{target.grid[0]}, and it has {draft.grid[0]}: leave rows out"
-            )
-        token, log_p, cache, decoded = draw_first(target, keys)
-        none = jnp.zeros((b, *target.grid), bool)
-        state = MuLoState(
-            wave=WavefrontState(cache, keys, none, none.reshape(b, -1), decoded),
-            low=jnp.zeros((b, *draft.grid), jnp.int32),
-            drafts=decoded.tokens,
-            islands=jnp.full(none.shape, -1) if self.order == "islands" else None,
-            done=jnp.zeros(b, jnp.int32),
-            drafter=None,
-        )
-        everyone = jnp.ones(b, bool)
-        if self.rows is None:
-            state = _drafted(state, decode(self.draft_method, draft, draft_keys(keys)))
-            return self._verified(target, state, everyone, (token, log_p))
-        drafter: Any = self.draft_method.start(draft, draft_keys(keys))
-        if not isinstance(drafter, WavefrontState):
-            name = type(self.draft_method).__name__
-            raise ValueError(f"rows are drafted by AR or ZipAR, not by {name}")
-        state = replace(state, drafter=drafter)
-        return self._round(target, state, everyone, (token, log_p))
+        state, first = self.prefilled(target, keys)
+        everyone = jnp.ones(target.batch, bool)
+        state = self.drafted(target, state, everyone, revise=False)
+        return self.verified(target, state, everyone, first)
 
     def step(self, target: Target, state: MuLoState) -> MuLoState:
         """A pass of the target, and before it a round of the images that are due."""
         if self.rows is not None:
-            due = wavefront.finished(state.wave) & ~self.finished(state)
+            due = self.due(state)
             state = jax.lax.cond(
                 jnp.any(due),
-                lambda s: self._round(target, self._revised(target, s, due), due),
+                lambda s: self.verified(target, self.drafted(target, s, due), due),
                 lambda s: s,
                 state,
             )
-        w, frontier = target.grid[1], self.most_at_once(target.grammar.picture)
-        wave = wavefront.step(
-            target,
-            state.wave,
-            window=w if self.order == "raster" else min(self.window, w),
-            frontier=frontier,
-            riders=frontier,  # each cell drawn may be the last of its run
-            see_drafts=self.context == "stale",
-            islands=state.islands,
-        )
-        return replace(state, wave=wave)
+        return self.resampled(target, state)
 
     def finished(self, state: MuLoState) -> jax.Array:
         verified = state.done >= state.low.shape[1]
@@ -307,22 +275,56 @@ class MuLo:
     def decoded(self, state: MuLoState) -> Decoded:
         return replace(state.wave.decoded, drafts=state.drafts)
 
-    # The parts of a round.
+    # The stages, of which `start` and `step` are made.
 
-    def _rows(self, h: int) -> int:
-        """Of the drafter's h rows, those in a round."""
-        return min(self.rows or h, h)
+    def prefilled(self, target: Target, keys: jax.Array) -> tuple[MuLoState, First]:
+        """The state with nothing drafted yet, and what the first cell is drawn from."""
+        draft, b = check_drafter(target, self.draft), target.batch
+        if self.rows is not None and target.grid[0] % draft.grid[0]:
+            raise ValueError(
+                f"rounds of rows need a drafter whose rows divide the target's, "
+                f"{target.grid[0]}, and it has {draft.grid[0]}: leave rows out"
+            )
+        token, log_p, cache, decoded = draw_first(target, keys)
+        none = jnp.zeros((b, *target.grid), bool)
+        drafter: Any = None
+        if self.rows is not None:
+            drafter = self.draft_method.start(draft, draft_keys(keys))
+            if not isinstance(drafter, WavefrontState):
+                name = type(self.draft_method).__name__
+                raise ValueError(f"rows are drafted by AR or ZipAR, not by {name}")
+        state = MuLoState(
+            wave=WavefrontState(cache, keys, none, none.reshape(b, -1), decoded),
+            low=jnp.zeros((b, *draft.grid), jnp.int32),
+            drafts=decoded.tokens,
+            islands=jnp.full(none.shape, -1) if self.order == "islands" else None,
+            done=jnp.zeros(b, jnp.int32),
+            drafter=drafter,
+        )
+        return state, (token, log_p)
 
-    def _round(
+    def due(self, state: MuLoState) -> jax.Array:
+        """Which images [B] have rows left, and nothing to be drawn before them."""
+        return wavefront.finished(state.wave) & ~self.finished(state)
+
+    def drafted(
         self,
         target: Target,
         state: MuLoState,
         images: jax.Array,
-        first: First | None = None,
+        *,
+        revise: bool = True,
     ) -> MuLoState:
-        """Drafts the next rows of some images [B], and verifies them."""
+        """The next rows of some images [B], or all, as the drafter draws them.
+
+        With `revise` it is told before what became of the rows above.
+        """
         draft, drafter = check_drafter(target, self.draft), state.drafter
-        assert drafter is not None
+        if drafter is None:
+            keys = draft_keys(state.wave.keys)
+            return _with_draft(state, decode(self.draft_method, draft, keys))
+        if revise:
+            drafter = self._revised(target, state, drafter, images)
         row, done = jnp.arange(draft.grid[0])[None], state.done[:, None]
         new = (row >= done) & (row < done + self._rows(draft.grid[0]))
         pending = (new & images[:, None])[..., None]
@@ -332,46 +334,21 @@ class MuLo:
             lambda s: self.draft_method.step(draft, s),
             replace(drafter, pending=pending),
         )
-        state = _drafted(replace(state, drafter=drafter), drafter.decoded)
-        return self._verified(target, state, images, first)
+        return _with_draft(replace(state, drafter=drafter), drafter.decoded)
 
-    def _revised(
-        self, target: Target, state: MuLoState, images: jax.Array
-    ) -> MuLoState:
-        """What became of the drafter's rows, made small and fed in their place."""
-        draft, drafter = check_drafter(target, self.draft), state.drafter
-        assert drafter is not None
-        (h, w), b = draft.grid, draft.batch
-        known = state.done * (target.grid[0] // h)
-        known = _last_repeated(state.wave.decoded.tokens, known)
-        small = rescaled(self.downsampler or self.upsampler, known, target, draft)
-        fed = (jnp.arange(h * w)[None] < state.done[:, None] * w) & images[:, None]
-        tokens = drafter.decoded.tokens.reshape(b, h * w)
-        tokens = jnp.where(fed, small.reshape(b, h * w), tokens)
-        whole = Block.create(images, jnp.zeros_like(state.done), h, draft.grid)
-        cache, _ = blocks.sweep(draft, drafter.cache, tokens, fed, whole)
-        passes = drafter.decoded.target_passes + images
-        decoded = replace(
-            drafter.decoded, tokens=tokens.reshape(b, h, w), target_passes=passes
-        )
-        fresh = drafter.fresh | fed
-        drafter = replace(drafter, cache=cache, decoded=decoded, fresh=fresh)
-        return replace(state, drafter=drafter)
-
-    def _verified(
+    def verified(
         self,
         target: Target,
         state: MuLoState,
         images: jax.Array,
-        first: First | None,
+        first: First | None = None,
     ) -> MuLoState:
         """Verifies the rows drafted last; what is to be drawn again is then pending.
 
         `first` is None if the first cell's round was before.
         """
-        draft, grid, low_h = self.draft, target.grid, state.low.shape[1]
-        assert isinstance(draft, Target)
-        rows = self._rows(low_h)
+        draft, grid = check_drafter(target, self.draft), target.grid
+        rows = self._rows(low_h := draft.grid[0])
         block = Block.create(
             images,
             state.done * grid[0] // low_h,
@@ -406,6 +383,49 @@ class MuLo:
             islands = jnp.where(inside, label(wave.pending & inside), islands)
         done = jnp.where(images, jnp.minimum(state.done + rows, low_h), state.done)
         return replace(state, wave=wave, drafts=drafts, islands=islands, done=done)
+
+    def resampled(self, target: Target, state: MuLoState) -> MuLoState:
+        """One pass of the target, in which cells of all images are drawn again."""
+        w, frontier = target.grid[1], self.most_at_once(target.grammar.picture)
+        wave = wavefront.step(
+            target,
+            state.wave,
+            window=w if self.order == "raster" else min(self.window, w),
+            frontier=frontier,
+            riders=frontier,  # each cell drawn may be the last of its run
+            see_drafts=self.context == "stale",
+            islands=state.islands,
+        )
+        return replace(state, wave=wave)
+
+    def _rows(self, h: int) -> int:
+        """Of the drafter's h rows, those in a round."""
+        return min(self.rows or h, h)
+
+    def _revised(
+        self,
+        target: Target,
+        state: MuLoState,
+        drafter: WavefrontState,
+        images: jax.Array,
+    ) -> WavefrontState:
+        """The drafter, with what became of its rows, made small, in their place."""
+        draft = check_drafter(target, self.draft)
+        (h, w), b = draft.grid, draft.batch
+        known = state.done * (target.grid[0] // h)
+        known = _last_repeated(state.wave.decoded.tokens, known)
+        small = rescaled(self.downsampler or self.upsampler, known, target, draft)
+        fed = (jnp.arange(h * w)[None] < state.done[:, None] * w) & images[:, None]
+        tokens = drafter.decoded.tokens.reshape(b, h * w)
+        tokens = jnp.where(fed, small.reshape(b, h * w), tokens)
+        whole = Block.create(images, jnp.zeros_like(state.done), h, draft.grid)
+        cache, _ = blocks.sweep(draft, drafter.cache, tokens, fed, whole)
+        passes = drafter.decoded.target_passes + images
+        decoded = replace(
+            drafter.decoded, tokens=tokens.reshape(b, h, w), target_passes=passes
+        )
+        fresh = drafter.fresh | fed
+        return replace(drafter, cache=cache, decoded=decoded, fresh=fresh)
 
     # What is kept.
 
@@ -465,7 +485,7 @@ class MuLo:
         return min(self.frontier or 2 * rows, grid[0] * grid[1])
 
 
-def _drafted(state: MuLoState, low: Decoded) -> MuLoState:
+def _with_draft(state: MuLoState, low: Decoded) -> MuLoState:
     """With what the drafter drew so far, and its counts."""
     decoded = with_draft(state.wave.decoded, low)
     return replace(state, wave=replace(state.wave, decoded=decoded), low=low.tokens)
