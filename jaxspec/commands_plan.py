@@ -95,7 +95,7 @@ def lines(found: Any) -> Iterator[str]:
     unit, name = (1e9, "GB") if found.total >= 1e9 else (1e6, "MB")
 
     def row(what: str, size: int) -> str:
-        return f"  {what:<22}{size / unit:>9.2f} {name}"
+        return f"  {what:<30}{size / unit:>9.2f} {name}"
 
     yield (
         f"{x['family']}, {size_label(x['size'])} px, batch {x['batch']}, "
@@ -107,6 +107,9 @@ def lines(found: Any) -> Iterator[str]:
     yield "beside them, one at a time:"
     for stage, size in found.stages.items():
         yield row(stage, size)
+        caches = found.caches if stage == "passes" else {}
+        for model, held in caches.items():
+            yield row(f"  cache, {model}", held)
     yield row("the most at once", found.total)
     for card in CARDS:
         yield f"fits a GPU of {card} GB: {'yes' if found.fits(card) else 'no'}"

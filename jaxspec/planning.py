@@ -12,7 +12,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.checkpoints.weights import SEVERAL
-from jaxspec.decoding import Method, bound, check_method, decode, describe
+from jaxspec.decoding import (
+    Method,
+    bound,
+    check_method,
+    decode,
+    describe,
+    targets_in,
+)
 from jaxspec.generation import at_once
 from jaxspec.memory import peak, size_of
 from jaxspec.methods import AR
@@ -36,11 +43,14 @@ class Plan:
     Attributes:
       weights: of each part of the family; all of them stay.
       stages: most that each stage needs beside the weights; one runs at a time.
+      caches: of these, in "passes", keys and values of the target, and of each model
+        that drafts for it.
       settings: what was planned.
     """
 
     weights: dict[str, int]
     stages: dict[str, int]
+    caches: dict[str, int]
     settings: dict[str, Any]
 
     @property
@@ -57,6 +67,7 @@ class Plan:
             "settings": self.settings,
             "weights": self.weights,
             "stages": self.stages,
+            "caches": self.caches,
             "total": self.total,
             "fits": {str(card): self.fits(card) for card in CARDS},
         }
@@ -102,14 +113,14 @@ def plan(
         name: peak(function, params, *inputs)
         for name, function, inputs in config.text.programs(batch)
     }
-    draw, inputs = passes(
-        config, params, method, size=chosen, batch=batch, guidance=guidance
-    )
+    asked: dict[str, Any] = {"size": chosen, "batch": batch, "guidance": guidance}
+    draw, inputs = passes(config, params, method, **asked)
     stages["passes"] = peak(draw, *inputs)
     stages["pictures"] = _pictures(config, params, chosen, batch)
     return Plan(
         weights=weights,
         stages=stages,
+        caches=caches(config, params, method, **asked),
         settings={
             "family": config.name,
             "batch": batch,
@@ -163,13 +174,30 @@ def passes(
     condition = _condition(decoder, batch)
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), batch))
 
-    def draw(params, condition, keys, table):
+    def draw(params, condition, keys, table, run=decode):
         pipeline = Pipeline(params, config)
         given = method if table is None else replace(method, table=table)
         decoder = bound(given, pipeline, condition, sampling, size)
-        return decode(decoder, pipeline.target(condition, sampling, size), keys)
+        return run(decoder, pipeline.target(condition, sampling, size), keys)
 
     return draw, (params, condition, keys, _table(method, decoder.vocab_size))
+
+
+def caches(
+    config: PipelineConfig, params: Any, method: Any, **asked: Any
+) -> dict[str, int]:
+    """Bytes of keys and values of each model that draws; takes what `passes` does."""
+    draw, inputs = passes(config, params, method, **asked)
+
+    def prefill(method, target, keys):
+        return [(x, x.prefill()[1]) for x in (target, *targets_in(method))]
+
+    (_, own), *others = jax.eval_shape(partial(draw, run=prefill), *inputs)
+    held = {"target": size_of(own)}
+    for drafter, cache in others:
+        sides = tuple(config.vq.factor * cells for cells in drafter.grammar.picture)
+        held[f"drafter of {size_label(checked_size(sides))} px"] = size_of(cache)
+    return held
 
 
 def _condition(decoder: Any, batch: int) -> jax.ShapeDtypeStruct:

@@ -73,6 +73,7 @@ def test_a_plan_adds_up():
     assert cache < found.stages["passes"]
     assert found.total == sum(found.weights.values()) + max(found.stages.values())
     assert found.fits(24) and not found.fits(1)
+    assert cache <= found.caches["target"] < 1.01 * cache
     wide = plan(preset("tar-1.5b"), size=256, batch=4)
     assert wide.stages["passes"] > found.stages["passes"] + 0.9 * cache
 
@@ -160,3 +161,13 @@ def test_mulo_has_neighbours_of_newlines_too():
     draw, inputs = passes(config, abstract_params(config), MuLo(), size=128, batch=1)
     assert inputs[-1].shape == (8193, 16)
     assert jax.eval_shape(draw, *inputs).tokens.shape == (1, 8, 9)
+
+
+def test_a_drafter_is_held_beside_the_target():
+    found = plan(preset("tar-1.5b"), size=1024, method=MuLo(draft=256))
+    slots = {"target": 729 + 64 * 64, "drafter of 256 px": 729 + 16 * 16}
+    assert list(found.caches) == list(slots)
+    for model, count in slots.items():
+        cells = 2 * 30 * 2 * count * 1280  # of 30 layers, with guidance
+        assert 2 * cells <= found.caches[model] < 1.01 * 2 * cells
+    assert sum(found.caches.values()) < found.stages["passes"]
