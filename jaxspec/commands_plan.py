@@ -11,11 +11,13 @@ from jaxspec.command_options import (
     MethodName,
     Reading,
     Size,
+    Weights,
     Window,
     chosen_method,
     one_line_errors,
     pixels,
     reading,
+    weight_type,
 )
 
 app = typer.Typer(rich_markup_mode=None)
@@ -26,7 +28,7 @@ DTYPES = ("bfloat16", "float16", "float32")
     epilog="""\b
 Examples:
   jaxspec plan --family tar-1.5b --size 1024 --batch 8
-  jaxspec plan --family tar-7b --method mulo --knob rows_at_once=8
+  jaxspec plan --family tar-7b --method mulo --knob rows_at_once=8 --weights int8
   jaxspec plan --family lumina-7b-768 --method sjd --size 576x1024
   jaxspec plan --family path/to/converted --dtype float32 --json"""
 )
@@ -50,6 +52,7 @@ def plan(
     dtype: Annotated[
         str, typer.Option(metavar="TYPE", help=f"Of weights: {', '.join(DTYPES)}.")
     ] = DTYPES[0],
+    weights: Weights = None,
     as_json: Annotated[bool, typer.Option("--json", help="Bytes, as JSON.")] = False,
 ) -> None:
     """Tell how much memory drawing takes, and on which GPU it fits.
@@ -77,7 +80,7 @@ def plan(
             batch=batch,
             method=chosen_method(method, window, knob),
             guidance=guidance,
-            dtype=dtype,
+            **weight_type(dtype, weights),
         )
         if as_json:
             typer.echo(json.dumps(found.to_json(), indent=1))
@@ -100,6 +103,7 @@ def lines(found: Any) -> Iterator[str]:
     yield (
         f"{x['family']}, {size_label(x['size'])} px, batch {x['batch']}, "
         f"{x['method']['name']}, guidance {x['guidance']:g}, {x['dtype']}"
+        + (f", matrices in {x['weights']}" if "weights" in x else "")
     )
     yield "weights, all at once:"
     for part, size in found.weights.items():

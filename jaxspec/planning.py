@@ -26,6 +26,7 @@ from jaxspec.methods import AR
 from jaxspec.models.chameleon import ChameleonGridConfig
 from jaxspec.pipeline import Pipeline, PipelineConfig
 from jaxspec.pixels import pictures
+from jaxspec.quantisation import check_weights, quantised
 from jaxspec.reading.lumina import SQUARES, LuminaReader
 from jaxspec.sampling import Sampling
 from jaxspec.sizes import Size, checked_size, sides_of, size_label
@@ -81,6 +82,7 @@ def plan(
     method: Method | None = None,
     guidance: float | None = None,
     dtype: Any = jnp.bfloat16,
+    weights: str | None = None,
 ) -> Plan:
     """Plans a call of `jaxspec.generate`.
 
@@ -92,10 +94,13 @@ def plan(
       method: how to decode; plain AR by default.
       guidance: the family's default; 1 is off and has one cache row a picture.
       dtype: of the weights.
+      weights: "int8" for the transformers' matrices in int8, as `jaxspec.load` has it.
 
     Raises:
-      ValueError: the family has no such size, or the method does not fit it.
+      ValueError: the family has no such size, the method does not fit it, or `weights`
+        is not known.
     """
+    check_weights(weights)
     method = AR() if method is None else method
     check_method(method)
     if batch < 1:
@@ -103,7 +108,10 @@ def plan(
     params = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, dtype), abstract_params(config)
     )
-    weights = {name: size_of(x) for name, x in _parts(params)}
+    if weights is not None:
+        small = lambda x: quantised(Pipeline(x, config)).params
+        params = jax.eval_shape(small, params)
+    sizes = {name: size_of(x) for name, x in _parts(params)}
     config, trained = _sized(config, size)
     chosen = trained if size is None else checked_size(size)
     decoders = params["decoders"]
@@ -118,13 +126,14 @@ def plan(
     stages["passes"] = peak(draw, *inputs)
     stages["pictures"] = _pictures(config, params, chosen, batch)
     return Plan(
-        weights=weights,
+        weights=sizes,
         stages=stages,
         caches=caches(config, params, method, **asked),
         settings={
             "family": config.name,
             "batch": batch,
             "dtype": jnp.dtype(dtype).name,
+            **({} if weights is None else {"weights": weights}),
             "method": describe(method),
             "size": chosen,
             "guidance": config.defaults.guidance if guidance is None else guidance,

@@ -14,6 +14,12 @@ from jaxspec.sizes import size_label
 MATRICES = ("qkv", "query", "key_value", "attention_out", "gate_up", "down")
 
 
+def check_weights(weights: str | None) -> None:
+    """Raises ValueError if weights can be of no such kind: "int8", or None as given."""
+    if weights not in (None, "int8"):
+        raise ValueError(f"weights must be 'int8' or None, not {weights!r}")
+
+
 def quantised(params: Pipeline) -> Pipeline:
     """The same family with the transformers' matrices in int8 (see `models.int8`).
 
@@ -51,4 +57,4 @@ def quantised_network(params: dict[str, Any]) -> dict[str, Any]:
     return {"params": {**inner, "layers": layers}}
 
 
-__all__ = ["quantised", "quantised_network"]
+__all__ = ["check_weights", "quantised", "quantised_network"]

@@ -9,6 +9,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -136,7 +137,12 @@ def guide(logits: jax.Array, cells: jax.Array, sampling: Sampling) -> jax.Array:
 
 def keep_top_k(logits: jax.Array, k: int | jax.Array) -> jax.Array:
     """Sets logits below the k-th largest of the last axis to -inf."""
-    return _keep(logits, lambda kept: jnp.sum(kept, axis=-1, keepdims=True) >= k)
+
+    def enough(kept):
+        # XLA's CPU backend adds floats faster; they are exact up to 2^24 codes.
+        return jnp.sum(kept, axis=-1, keepdims=True, dtype=jnp.float32) >= k
+
+    return _keep(logits, enough)
 
 
 def keep_top_p(logits: jax.Array, p: float | jax.Array) -> jax.Array:
@@ -158,23 +164,26 @@ def _keep(logits: jax.Array, enough: Callable[[jax.Array], jax.Array]) -> jax.Ar
     bits = jax.lax.bitcast_convert_type(jnp.where(logits == 0, 0.0, logits), jnp.uint32)
     negative = bits >> 31 == 1
     order = jnp.where(negative, ~bits, bits | jnp.uint32(1 << 31))  # as the floats'
-    least = jnp.zeros_like(order[..., :1])
-    for bit in reversed(range(32)):
-        higher = least | jnp.uint32(1 << bit)
-        least = jnp.where(enough(order >= higher), higher, least)
+
+    def next_bit(i, least):
+        higher = least | (jnp.uint32(1 << 31) >> i)
+        return jnp.where(enough(order >= higher), higher, least)
+
+    none = jnp.zeros_like(order[..., :1])
+    least = jax.lax.fori_loop(0, 32, next_bit, none)
     return jnp.where(order >= least, logits, -jnp.inf)
 
 
 def likeliest(logits: jax.Array) -> jax.Array:
     """`argmax` of the last axis, int32 [...]: the first of the largest.
 
-    Two plain reductions: XLA's CPU backend takes ten times as long over one of pairs,
-    which is what `jnp.argmax` is.
+    Two plain reductions, of floats, which are exact up to 2^24: XLA's CPU backend takes
+    ten times as long over one of pairs, which is what `jnp.argmax` is.
     """
-    codes = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+    codes = jax.lax.broadcasted_iota(jnp.float32, logits.shape, logits.ndim - 1)
     best = jnp.max(logits, axis=-1, keepdims=True)
-    last = logits.shape[-1] - 1  # nothing equals NaN
-    return jnp.min(jnp.where(logits == best, codes, last), axis=-1)
+    last = logits.shape[-1] - 1.0  # nothing equals NaN
+    return jnp.min(jnp.where(logits == best, codes, last), axis=-1).astype(jnp.int32)
 
 
 def log_probs(logits: jax.Array, sampling: Sampling) -> jax.Array:
@@ -184,6 +193,10 @@ def log_probs(logits: jax.Array, sampling: Sampling) -> jax.Array:
     whole row NaN, which is how decoding notices. Argmax is a distribution too: 0 at the
     first largest logit, -inf elsewhere.
     """
+    return _some_at_once(partial(_log_probs, sampling=sampling), logits)
+
+
+def _log_probs(logits: jax.Array, sampling: Sampling) -> jax.Array:
     logits = logits.astype(jnp.float32)
     bad = ~jnp.all(logits < jnp.inf, axis=-1, keepdims=True)
     bad |= ~jnp.any(logits > -jnp.inf, axis=-1, keepdims=True)
@@ -201,6 +214,36 @@ def log_probs(logits: jax.Array, sampling: Sampling) -> jax.Array:
             logits = keep_top_p(logits, sampling.top_p)
         out = jax.nn.log_softmax(logits, axis=-1)
     return jnp.where(bad, jnp.nan, out)
+
+
+# Numbers of a window that a CPU works on together: with what is made of them they fit
+# its cache. More take twice the time each (`experiments/bench_sampling.py`).
+AT_ONCE = 1 << 20
+
+
+def _some_at_once(function: Callable[..., jax.Array], *given: jax.Array) -> jax.Array:
+    """`function` of arrays [B, T, ...], the last with codes: on a CPU, of some cells.
+
+    Each cell is on its own. Other arrays than those of windows go as a whole.
+    """
+    x = given[-1]
+    most = max(1, AT_ONCE * x.shape[1] // x.size) if x.ndim == 3 and x.size else 0
+    if not 0 < most < x.shape[1]:
+        return function(*given)
+
+    def in_parts(*given):
+        out = jax.eval_shape(function, *given)
+
+        def part(i, out):
+            first = jnp.minimum(i * most, x.shape[1] - most)
+            some = (jax.lax.dynamic_slice_in_dim(y, first, most, 1) for y in given)
+            done = function(*some)
+            return jax.lax.dynamic_update_slice_in_dim(out, done, first, 1)
+
+        parts = -(-x.shape[1] // most)
+        return jax.lax.fori_loop(0, parts, part, jnp.zeros(out.shape, out.dtype))
+
+    return jax.lax.platform_dependent(*given, cpu=in_parts, default=function)
 
 
 # Keys. A draw's key depends on the image and the cell alone: never on the batch row,
@@ -272,4 +315,17 @@ def gumbel(keys: jax.Array, size: int) -> jax.Array:
 
 def draw(keys: jax.Array, log_p: jax.Array) -> jax.Array:
     """One code int32 [B, T] from each log-distribution [B, T, V], by its own key."""
-    return likeliest(log_p + gumbel(keys, log_p.shape[-1]))
+    return _some_at_once(_draw, keys, log_p)
+
+
+def _draw(keys: jax.Array, log_p: jax.Array) -> jax.Array:
+    def noisy(log_p):
+        return likeliest(log_p + gumbel(keys, log_p.shape[-1]))
+
+    def unless_certain(log_p):
+        # As at temperature 0: there is nothing that noise could change.
+        codes = jnp.sum(log_p > -jnp.inf, axis=-1, dtype=jnp.float32)
+        return jax.lax.cond(jnp.all(codes <= 1), likeliest, noisy, log_p)
+
+    # Elsewhere noise costs less than to ask.
+    return jax.lax.platform_dependent(log_p, cpu=unless_certain, default=noisy)

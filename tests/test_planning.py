@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 from typer.testing import CliRunner
 
+import jaxspec
 from jaxspec.cli import app
 from jaxspec.decoding import decode
 from jaxspec.memory import peak, size_of
@@ -15,7 +16,7 @@ from jaxspec.planning import passes, plan
 from jaxspec.presets import PRESETS, preset
 from jaxspec.testing import keys_of, toy_target
 from jaxspec.weight_shapes import abstract_params
-from tests import toy_lumina
+from tests import toy, toy_lumina
 
 KB = 1024
 SQUARE = jax.ShapeDtypeStruct((16, 16), jnp.float32)  # 1 KB
@@ -100,6 +101,17 @@ def test_every_preset_has_the_size_it_is_named_for(name):
     assert count == pytest.approx(millions, rel=0.05)
 
 
+@pytest.mark.parametrize("of", [toy.family, toy_lumina.family], ids=["toy", "Lumina"])
+def test_int8_weights_are_planned_as_a_family_has_them(of):
+    family = of()
+    found = plan(family.config, dtype=jnp.float32, weights="int8")
+    there = jaxspec.quantised(family).params
+    (size, *_) = there["decoders"]
+    assert found.weights[f"decoders/{size}"] == size_of(there["decoders"][size])
+    assert sum(found.weights.values()) == size_of(there)
+    assert found.settings["weights"] == "int8"
+
+
 def test_the_command():
     run = lambda *words: CliRunner().invoke(app, ["plan", *words])
     said = run("--size", "64", "--method", "scd", "--batch", "3")
@@ -115,6 +127,7 @@ def test_the_command():
         (("--size", "100"), "emoji has no model for 100 px"),
         (("--batch", "0"), "batch must be 1 or more, not 0"),
         (("--dtype", "int4"), "--dtype must be bfloat16"),
+        (("--weights", "int4"), "--weights must be int8, not 'int4'"),
     ]:
         refused = run(*words)
         assert refused.exit_code == 2

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from jaxspec import sampling
 from jaxspec.sampling import (
     Sampling,
     cell_keys,
@@ -181,6 +182,47 @@ def test_numpy_numbers_are_numbers():
     got = Sampling.create(V, temperature=np.float32(0.5), top_k=np.int64(3))
     assert got == Sampling(temperature=0.5, top_k=3)
     assert type(got.temperature) is float and type(got.top_k) is int
+
+
+def test_top_k_of_many_codes_is_that_of_sorting_and_keeps_ties():
+    rng = np.random.default_rng(0)
+    logits = np.round(4 * rng.normal(size=(2, 3, 3001)).astype(np.float32), 1)
+    logits[0] *= 0.37  # and few ties, many bits
+    logits[1, 0, :2990] = -np.inf  # fewer than k are left
+    for k in (1, 20, 1000):
+        kth = np.sort(logits, axis=-1)[..., -k, None]
+        want = np.where(logits >= kth, logits, -np.inf)
+        np.testing.assert_array_equal(keep_top_k(logits, k), want)
+
+
+def test_a_few_cells_at_once_are_what_all_are(monkeypatch):
+    """13 cells, by fives of which the last overlap; both to the bit."""
+    logits = 3 * jax.random.normal(jax.random.key(0), (2, 13, 40))
+    logits = logits.at[0, 4, 3].set(jnp.nan).at[1, 12].set(-jnp.inf)
+    cells = jnp.tile(jnp.arange(13), (2, 1))
+    keys = cell_keys(jnp.stack([image_key(0, 0, i) for i in range(2)]), cells)
+    choices = Sampling.create(40, temperature=0.7, top_k=30, top_p=0.9)
+
+    def found(at_once):
+        monkeypatch.setattr(sampling, "AT_ONCE", at_once)
+        log_p = jax.jit(lambda x: log_probs(x, choices))(logits)
+        return log_p, jax.jit(lambda k, p: draw(k, p))(keys, log_p)
+
+    for all_, parts in zip(found(1 << 20), found(2 * 5 * 40), strict=True):
+        np.testing.assert_array_equal(all_, parts)
+
+
+def test_noise_is_left_out_only_where_it_changes_nothing():
+    keys = jax.random.split(image_key(0, 0, 0), 30)[None]
+    one = jnp.where(jnp.arange(8) == 5, 0.0, -jnp.inf)
+    certain = jnp.broadcast_to(one, (1, 30, 8))
+    np.testing.assert_array_equal(jax.jit(draw)(keys, certain), 5)
+    even = jnp.log(jnp.full((1, 30, 8), 1 / 8))
+    some = jnp.where(jnp.arange(30)[None, :, None] == 2, even, certain)
+    drawn = jax.jit(draw)
+    want, got = drawn(keys, even), drawn(keys, some)
+    assert want[0, 2] not in (0, 5)  # what no noise would draw
+    np.testing.assert_array_equal(got, jnp.full((1, 30), 5).at[0, 2].set(want[0, 2]))
 
 
 def slow_probabilities(logits, temperature, top_k, top_p) -> np.ndarray:

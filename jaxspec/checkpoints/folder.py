@@ -43,7 +43,7 @@ from jaxspec.models.transformer import TransformerConfig
 from jaxspec.models.upsampler import UpsamplerConfig
 from jaxspec.models.vq import VQConfig
 from jaxspec.pipeline import Defaults, Pipeline, PipelineConfig
-from jaxspec.quantisation import quantised
+from jaxspec.quantisation import check_weights, quantised
 from jaxspec.reading.llamagen import CaptionReader, ClassReader
 from jaxspec.reading.lumina import AnoleReader, LuminaReader
 from jaxspec.reading.tar import TarReader
@@ -311,8 +311,7 @@ def load(
       ValueError: the folder is damaged or does not hold what its configuration says, or
         the weights cannot be split over the mesh; or `weights` is not known.
     """
-    if weights not in (None, "int8"):
-        raise ValueError(f"weights must be 'int8' or None, not {weights!r}")
+    check_weights(weights)
     if weights is not None and mesh is not None:
         raise ValueError(NO_INT8)
     config, folder = load_config(name_or_folder), _find(name_or_folder)
