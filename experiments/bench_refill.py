@@ -21,7 +21,7 @@ from experiments.bench_ar import machine
 from jaxspec.methods import AR, SCD, MuLo
 from jaxspec.recipe import Recipe
 
-METHODS = {"AR": AR(), "SCD": SCD(), "MuLo": MuLo()}
+METHODS = {"AR": AR(), "SCD": SCD(), "MuLo": MuLo.paper()}
 BATCH = 16
 THINGS = ("red heart", "house", "cat face", "tree", "blue car", "apple", "sun", "clock")
 STYLES = ("noto", "blob", "flat", "glossy", "tweet")

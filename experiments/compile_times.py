@@ -28,7 +28,7 @@ from jaxspec.sizes import Size, size_label
 from jaxspec.weight_shapes import abstract_params
 
 METHODS: tuple[Method, ...] = (
-    *(AR(), ZipAR(), SCD(), PJD(), EAGLE2(), FlashAR(), MuLo()),
+    *(AR(), ZipAR(), SCD(), PJD(), EAGLE2(), FlashAR(), MuLo.paper()),
 )
 # 111M, 343M, 632M and 7B parameters with 12, 24, 30 and 32 layers beside the emoji's.
 FAMILIES = "emoji,llamagen-b,llamagen-l,tar-1.5b,lumina-7b-768"

@@ -5,7 +5,8 @@ python -m experiments.upsamplers
 From codes of drawings at the small size: how many become the drawing's codes at the
 large size, or come next to them; PSNR of the decoded picture to the drawing. From those
 and from drafts that the small model draws: the probability that the target gives each
-cell in one pass over all of them, as MuLo verifies.
+cell in one pass over all of them, as MuLo verifies. Networks are those of the family,
+and those of further stages of `experiments.emoji.train` that were trained here.
 """
 
 import datetime
@@ -31,6 +32,7 @@ from jaxspec.decoding import Target, blocks
 from jaxspec.decoding.blocks import Block
 from jaxspec.generation import image_keys
 from jaxspec.methods.upsampled import draft_keys
+from jaxspec.models.upsampler import UpsamplerConfig
 from jaxspec.neighbours import neighbour_table
 from jaxspec.pipeline import Pipeline
 from jaxspec.sampling import Sampling
@@ -146,21 +148,39 @@ class HeldOut:
 
 
 def upsamplers(held: HeldOut, folder: Path) -> dict[str, Upsampler]:
-    """Those without training, that of the family, and those trained in `folder`."""
-    low, high = (x.shape[1] for x in (held.low, held.high))
+    """Those without training, those of the family, and others trained in `folder`."""
     out: dict[str, Upsampler] = {
         "Nearest": Nearest(),
         "Pixels bicubic": Pixels("bicubic").bind(held.family),
         "Pixels lanczos3": Pixels("lanczos3").bind(held.family),
     }
-    wanted = {held.low_size, held.high_size}
+    rows = {held.low_size: held.low.shape[1], held.high_size: held.high.shape[1]}
+
+    def network(before: int, after: int, config: UpsamplerConfig, params: Any):
+        way = rows[before], rows[after]
+        return Latents.create({way: (config, params)}, held.codes)
+
+    family = held.family
+    for before, after, config in family.config.upsamplers:
+        if {before, after} == set(rows):
+            params = family.params["upsamplers"][f"{before}-{after}"]
+            name = f"{config.direction}sampler-{before}-{after}"
+            out[name] = network(before, after, config, params)
     for stage, settings in train_upsampler.STAGES.items():
-        fits = {settings.source, settings.wanted} == wanted
-        if fits and (folder / stage / PARAMS).exists():
+        before, after = settings.source, settings.wanted
+        trained = (folder / stage / PARAMS).exists()
+        if {before, after} == set(rows) and trained and stage not in out:
             params = load_params(folder / stage)["network"]
-            way = (low, high) if settings.model.direction == "up" else (high, low)
-            out[stage] = Latents.create({way: (settings.model, params)}, held.codes)
+            name = f"{stage}{_so_far(folder / stage, settings.steps)}"
+            out[name] = network(before, after, settings.model, params)
     return out
+
+
+def _so_far(run: Path, steps: int) -> str:
+    """How far a network was trained, if it was not to its end."""
+    saved = [int(x.name) for x in run.glob("checkpoints/*") if x.name.isdigit()]
+    done = max(saved, default=steps)
+    return "" if done >= steps else f", {done} of {steps} steps"
 
 
 def direction(upsampler: Upsampler) -> set[str]:

@@ -115,7 +115,9 @@ class Generated:
         labels = [f"{self.label(k)}: {name}, {passes[k]} passes" for k in chosen]
         stats = jax.tree.map(lambda x: x[chosen], self.stats)
         columns = math.ceil(math.sqrt(len(chosen) / 3))
-        return map_sheet(self.images[chosen], stats, labels, columns, drafts)
+        return map_sheet(
+            self.images[chosen], stats, labels, columns, drafts, islands=name == "MuLo"
+        )
 
     def frames(
         self, params: Pipeline, i: int | None = None, *, most: int = 60

@@ -4,10 +4,12 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 from PIL import Image, ImageDraw
 
 from jaxspec.decoding import ACCEPTED, BONUS, DRAWN, RESAMPLED, Decoded
+from jaxspec.decoding.islands import label
 from jaxspec.figures import atomically, described, labelled_grid, plain_font
 
 # Name and colour of an origin, from the palette of Okabe and Ito, which people who see
@@ -60,6 +62,7 @@ def map_sheet(
     labels: Sequence[str],
     columns: int = 1,
     drafts: np.ndarray | None = None,
+    islands: bool = False,
 ) -> np.ndarray:
     """Each picture beside the origin of its cells and the pass that made them final.
 
@@ -71,6 +74,8 @@ def map_sheet(
       labels: a line for each.
       columns: pictures in a row.
       drafts: uint8 [n, H, W, 3], what they were drafted as, to stand before them.
+      islands: says in how many 8-connected parts cells were drawn again, of a method
+        that judges a draft of the whole picture.
 
     Returns:
       The sheet, uint8 [height, width, 3].
@@ -78,6 +83,7 @@ def map_sheet(
     stats = stats.picture()
     final, origin = np.asarray(stats.final_pass), np.asarray(stats.origin)
     last = int(final.max())
+    parts = np.asarray(label(jnp.asarray(origin != ACCEPTED))) if islands else None
     panels, under = [], []
     for i, image in enumerate(images):
         scale = -(-_LEAST_SIDE // min(image.shape[:2]))
@@ -85,9 +91,13 @@ def map_sheet(
         counts = [np.sum((origin[i] == o) & (final[i] >= 0)) for o in ORIGINS]
         came, when = origin_colours(origin[i], final[i]), pass_colours(final[i], last)
         no_legend = np.full((_room(sides[1]), sides[1], 3), 255, np.uint8)
+        where = "where each cell came from"
+        if parts is not None:
+            count = len(np.unique(parts[i][parts[i] >= 0]))
+            where += f": {count} island{'s' * (count != 1)}"
         shown = [
             (image, no_legend, labels[i]),
-            (came, _origin_legend(sides[1], counts), "where each cell came from"),
+            (came, _origin_legend(sides[1], counts), where),
             (when, _pass_legend(sides[1], last), "pass that made it final"),
         ]
         if drafts is not None:
@@ -121,7 +131,8 @@ def _origin_legend(width: int, counts: Sequence[int]) -> np.ndarray:
     legend = Image.new("RGB", (width, room), "white")
     draw, line = ImageDraw.Draw(legend), (room - 6) // 2
     entries = zip(ORIGINS.values(), counts, strict=True)
-    for k, ((name, colour), count) in enumerate(entries):
+    there = [(name, colour, count) for (name, colour), count in entries if count]
+    for k, (name, colour, count) in enumerate(there):
         left, top = k % 2 * (width // 2), 6 + k // 2 * line
         draw.rectangle((left, top + 1, left + line - 4, top + line - 3), fill=colour)
         draw.text((left + line + 1, top), f"{name} {count}", "black", font)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from jaxspec import maps
 from jaxspec.decoding import ACCEPTED, BONUS, DRAWN, RESAMPLED, Decoded
 from jaxspec.maps import (
     BLANK,
@@ -97,6 +98,30 @@ def test_a_sheet_has_one_scale_and_its_columns():
     first, second = (8 + k * 264 for k in (2, 5))
     assert block(sheet, first, 1, 1) == tuple(pass_colours(later[0], 8)[1, 1])
     assert block(sheet, second, 1, 1) == (253, 231, 37)
+
+
+def test_islands_are_counted_and_what_is_not_there_has_no_legend(monkeypatch):
+    origin = np.full((1, 4, 4), ACCEPTED, np.int8)
+    origin[0, 0, 0] = origin[0, 1, 1] = RESAMPLED  # one part, by a corner
+    origin[0, 3, 3] = DRAWN
+    said = []
+    grid = lambda panels, labels, columns: said.extend(labels)
+    monkeypatch.setattr(maps, "labelled_grid", grid)
+    legend = maps._origin_legend
+    monkeypatch.setattr(
+        maps, "_origin_legend", lambda *x: said.append(x[1]) or legend(*x)
+    )
+    image = np.zeros((1, 4, 4, 3), np.uint8)
+    known = stats(origin, np.ones((1, 4, 4), np.int32))
+    maps.map_sheet(image, known, ["a"], islands=True)
+    assert said[0] == [1, 13, 2, 0]
+    assert said[1:] == [
+        "a",
+        "where each cell came from: 2 islands",
+        "pass that made it final",
+    ]
+    bonus = (legend(256, [1, 13, 2, 0]) == COLOURS[BONUS]).all(-1)
+    assert not bonus.any()
 
 
 def test_moments_by_hand():

@@ -212,7 +212,7 @@ def test_islands_and_passes_by_hand():
     """Image 0 has two islands, image 1 no reject, image 2 nothing else."""
     draft = toy.target(toy.transformer((2, 4), 4), 3)
     target = toy.target(toy.transformer((4, 8), 4), 3)
-    method = MuLo(draft=draft, upsampler=by_hand, rule=not_zero, radius=1)
+    method = MuLo(draft, by_hand, rule=not_zero, radius=1, window=8)
     got = toy.decode_jitted(method, target, keys_of(3))
     # Pass 1 verifies. No cell before the first reject (1, 1) is drawn again.
     want = [

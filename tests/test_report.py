@@ -40,7 +40,7 @@ def two(tmp_path_factory):
     first = runs.made(folder / "ar", of=of, compiled=["p0"])
     second = runs.made(
         folder / "mulo",
-        MuLo(radius=1),
+        MuLo(radius=2),
         of=of,
         cells=runs.rows,
         drafted=10,
@@ -62,7 +62,7 @@ def page(two, tmp_path_factory):
 
 def test_pictures_and_cells_are_those_of_the_run(page):
     data = embedded(page)
-    assert [run["name"] for run in data["runs"]] == ["AR", "MuLo(radius=1)"]
+    assert [run["name"] for run in data["runs"]] == ["AR", "MuLo(radius=2)"]
     ar, mulo = data["cells"][2][0]
     for sample in (ar, mulo):
         found = decoded(data["pictures"][sample["picture"]])
@@ -91,7 +91,7 @@ def test_gaps_stay_gaps_and_are_listed(page):
 def test_numbers_of_the_table_by_hand(page):
     data = embedded(page)
     ar, mulo = (row["cells"] for row in data["tables"]["runs"]["rows"])
-    assert ar[0] == ["AR", "exact"] and mulo[0] == ["MuLo(radius=1)", "biased"]
+    assert ar[0] == ["AR", "exact"] and mulo[0] == ["MuLo(radius=2)", "biased"]
     assert ar[1:4] == [["5", ""], ["16.0", "16.0 to 16.0"], ["1.00", "mean 1.00"]]
     assert mulo[1] == ["3", "1 failed, 1 missing"]
     # 16 cells in 3 passes and the prefill; 8 of 10 drafts were kept.

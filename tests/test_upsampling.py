@@ -1,6 +1,7 @@
 """Upsamplers: by hand, against Pillow, row by row; and what trains the learned ones."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -9,12 +10,14 @@ import pytest
 from PIL import Image
 
 import jaxspec
+from experiments import upsamplers
 from experiments.emoji import train_upsampler
 from jaxspec.methods.catalogue import named
 from jaxspec.models.upsampler import Resampler, UpsamplerConfig
 from jaxspec.models.vq import VQ, VQConfig, from_uint8, nearest, unit
 from jaxspec.pipeline import Pipeline
 from jaxspec.training import TrainState
+from jaxspec.training.loop import PARAMS, save_params
 from jaxspec.upsampling import Latents, Nearest, Pixels
 from jaxspec.weight_shapes import stacked_params
 from tests import toy
@@ -209,6 +212,34 @@ def test_a_family_brings_its_networks(family, tmp_path):
         Latents().bind(toy.family())
     with pytest.raises(ValueError, match="8 to 16 px has codes of width 3, its token"):
         replace(family.config, upsamplers=((8, 16, UP),))
+
+
+def test_networks_of_the_family_and_of_further_stages_are_measured(
+    family, tmp_path, monkeypatch
+):
+    """Of those that were trained; how far, if not to the end."""
+    network = family.config.upsamplers[0][2]
+    other = jax.tree.map(lambda x: x + 1, family.params["upsamplers"]["8-16"])
+    wanted = {"source": 8, "wanted": 16, "steps": 60, "model": network}
+    whole, half = "upsampler-8-16-pixels", "upsampler-8-16-patches"
+    stages = ("upsampler-8-16", whole, half, "upsampler-8-16-never")
+    stages = {stage: SimpleNamespace(**wanted) for stage in stages}
+    monkeypatch.setattr(train_upsampler, "STAGES", stages)
+    for stage in (whole, half):
+        (tmp_path / stage / "checkpoints" / "40").mkdir(parents=True)
+        save_params(tmp_path / stage / PARAMS, {"network": other})
+    (tmp_path / whole / "checkpoints" / "60").mkdir()
+    codes = Latents().bind(family).codes
+    held = SimpleNamespace(family=family, codes=codes, low_size=8, high_size=16)
+    held.low, held.high = np.zeros((1, 2, 2)), np.zeros((1, 4, 4))
+    found = upsamplers.upsamplers(held, tmp_path)
+    own, back = "upsampler-8-16", "downsampler-16-8"
+    assert [*found][3:] == [own, back, whole, f"{half}, 40 of 60 steps"]
+    assert upsamplers.direction(found[back]) == {"down"}
+    tokens = jnp.arange(4).reshape(1, 2, 2)
+    for name, params in ((own, family.params["upsamplers"]["8-16"]), (whole, other)):
+        want = nearest(Resampler(network).apply(params, codes[tokens]), codes)
+        np.testing.assert_array_equal(found[name](tokens, (4, 4)), want)
 
 
 # Training.

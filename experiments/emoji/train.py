@@ -21,7 +21,7 @@ STAGES = (
     *("prepare", "text", "vq", "codes"),
     *("32", "64", "128", "128-long", "256"),
     *("upsampler-64-128", "downsampler-128-64", "upsampler-128-256"),
-    "upsampler-64-128-pixels",
+    *("upsampler-64-128-pixels", "upsampler-64-128-patches"),
     *("drafter", "drafter-256", "flashar-128", "flashar-128-unfrozen"),
     *("flashar-256", "flashar-256-unfrozen", "zipar-128", "zipar-256"),
     *("lpd-64", "lpd-128", "ssd-128", "export"),

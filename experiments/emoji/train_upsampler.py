@@ -1,9 +1,10 @@
 """Training the networks that enlarge code grids and make them small again.
 
 Pairs are the codes of a drawing at two sizes. The ladder of MuLo-SD's ablation (Peruzzo
-et al. 2026, arXiv 2601.05149) is weights of the loss: cross-entropy of codes; squared
-error of pixels behind the VQ decoder, with a perceptual term and one that keeps what is
-made near to codes; and a patch discriminator.
+et al. 2026, arXiv 2601.05149) is weights of the loss, and a stage a step: cross-entropy
+of codes; squared error of pixels behind the VQ decoder, with a perceptual term and one
+that keeps what is made near to codes ("-pixels"); and a patch discriminator
+("-patches").
 """
 
 from dataclasses import asdict, dataclass
@@ -92,6 +93,9 @@ STAGES = {
         128, 256, steps=300, batch=16, rate=1e-3, start="upsampler-64-128"
     ),
     "upsampler-64-128-pixels": pictures(64, 128, start="upsampler-64-128"),
+    "upsampler-64-128-patches": pictures(
+        64, 128, patches=0.1, start="upsampler-64-128-pixels"
+    ),
 }
 
 

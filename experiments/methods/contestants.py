@@ -64,7 +64,7 @@ CONTESTANTS = (
     Contestant("PJD-4", PJD(window=8, context=4, coupling="maximal"), "biased"),
     Contestant("PJD-3", PJD(window=8, context=3, coupling="maximal"), "biased"),
     Contestant("PJD-2", PJD(window=8, context=2, coupling="maximal"), "biased"),
-    Contestant("MuLo", MuLo(radius=1, window=4), "biased"),
+    Contestant("MuLo", MuLo(draft_method=ZipAR(16), radius=1, window=4), "biased"),
     Contestant("SJD-cooled", SJD(16, rule=Cooled()), "biased"),
     Contestant("EAGLE-2", EAGLE2(), "exact"),
     Contestant("EAGLE-2-12", EAGLE2(depth=4, top_k=4, total=12), "exact"),

@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import fill
 from typing import Annotated
 
 import typer
@@ -17,14 +18,22 @@ from experiments.methods.emoji import emoji
 from experiments.methods.run import SMOKE, Plan, measure
 from experiments.mulo import report
 from experiments.mulo.costs import pass_costs
-from experiments.mulo.sweep import sections, select
+from experiments.mulo.sweep import KNOBS, sections, select
 
 EXAMPLES = """\b
 Examples:
   python -m experiments.mulo                          128 px, drafts of 64 px
   python -m experiments.mulo --size 256               256 px, drafts of 128 px
   python -m experiments.mulo --only "threshold;radius;ZipAR-*" --out /somewhere
-"""
+
+\b
+{sections}
+The paper's ablations: raster rejection and its threshold (expansion), rejects
+alone (radius), pooling (neighbours), islands one cell after another (order).
+Where the time goes: python -m experiments.mulo.stages
+""".format(
+    sections=fill(f"Sections: MuLo, {', '.join(KNOBS)}, ratio, others, beyond.", 78)
+)
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

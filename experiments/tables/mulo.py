@@ -44,7 +44,7 @@ def group(model: str, size: int, numbers: dict[str, tuple[str, ...]]) -> Group:
         # As released: the first row is drawn alone.
         "ZipAR-16": ZipAR(16, first_row_alone=True),
         "LANTERN": LANTERN(neighbours=1000, delta=0.4),
-        f"MuLo-SD {factor}x": MuLo(draft=256),
+        f"MuLo-SD {factor}x": MuLo.paper(draft=256),
     }
     rows = [
         Row(name, method, dict(zip(NAMES, numbers.get(name, ()), strict=False)))
@@ -99,7 +99,7 @@ EMOJI = emoji_group(
         Row("AR", AR()),
         Row("ZipAR-4", ZipAR(4)),
         Row("LANTERN", LANTERN(neighbours=32, delta=0.4)),
-        Row("MuLo-SD 2x", MuLo(radius=1, window=4)),
+        Row("MuLo-SD 2x", MuLo()),
     )
 )
 

@@ -85,6 +85,8 @@ class MuLo:
     them: a draft is kept if the target gives its `neighbours` nearest codes together at
     least `threshold`. The cells around a reject are rejected with it. What results,
     islands in a sea of kept drafts, the target draws again, all islands at once.
+    Defaults are measured, on grids of up to 32 x 32 cells (docs/methods.md);
+    `MuLo.paper()` has the paper's.
 
     Cells come to be accepted (kept drafts), resampled (drawn in place of rejects) or
     drawn (in place of drafts that were kept but lay near a reject).
@@ -144,7 +146,7 @@ class MuLo:
         default=None, repr=False, metadata={"arrays": True}
     )
     upsampler: Upsampler | Name = field(default="pixels", metadata={"arrays": True})
-    draft_method: Method = field(default=ZipAR(), metadata={"arrays": True})
+    draft_method: Method = field(default=ZipAR(4), metadata={"arrays": True})
     rows: int | None = None
     downsampler: Upsampler | Name | None = field(
         default=None, metadata={"arrays": True}
@@ -154,16 +156,22 @@ class MuLo:
     rule: Literal["pooled"] | Rule = "pooled"
     relative: bool = False
     test: Test = "threshold"
-    radius: int = 3
+    radius: int = 1
     expand: Expand = "square"
     clip: Clip = "first"
-    window: int = 16
+    window: int = 4
     order: Order = "islands"
     context: Context = "masked"
     refresh: Refresh = "none"
     frontier: int | None = None
     rows_at_once: int | None = None
     table: jax.Array | None = field(default=None, repr=False, metadata={"arrays": True})
+
+    @staticmethod
+    def paper(**knobs: Any) -> "MuLo":
+        """The paper's radius, and ZipAR with its published window."""
+        own: dict[str, Any] = {"draft_method": ZipAR(16), "radius": 3, "window": 16}
+        return MuLo(**own | knobs)
 
     def __post_init__(self):
         for name, choices in (
@@ -260,12 +268,10 @@ class MuLo:
         """A pass of the target, and before it a round of the images that are due."""
         if self.rows is not None:
             due = self.due(state)
-            state = jax.lax.cond(
-                jnp.any(due),
-                lambda s: self.verified(target, self.drafted(target, s, due), due),
-                lambda s: s,
-                state,
+            round_of = lambda s: self.verified(
+                target, self.drafted(target, s, due), due
             )
+            state = jax.lax.cond(jnp.any(due), round_of, lambda s: s, state)
         return self.resampled(target, state)
 
     def finished(self, state: MuLoState) -> jax.Array:
@@ -357,8 +363,7 @@ class MuLo:
             self.rows_at_once,
         )
         inside = block.mask.reshape(-1, *grid)
-        known = _last_repeated(state.low, state.done + rows)
-        drafts = rescaled(self.upsampler, known, draft, target)
+        drafts = rescaled(self.upsampler, state.low, draft, target, state.done + rows)
         drafts = jnp.where(inside, drafts, state.drafts)
 
         tokens = jnp.where(inside, drafts, state.wave.decoded.tokens)
@@ -413,8 +418,8 @@ class MuLo:
         draft = check_drafter(target, self.draft)
         (h, w), b = draft.grid, draft.batch
         known = state.done * (target.grid[0] // h)
-        known = _last_repeated(state.wave.decoded.tokens, known)
-        small = rescaled(self.downsampler or self.upsampler, known, target, draft)
+        scaler, drawn = self.downsampler or self.upsampler, state.wave.decoded.tokens
+        small = rescaled(scaler, drawn, target, draft, known)
         fed = (jnp.arange(h * w)[None] < state.done[:, None] * w) & images[:, None]
         tokens = drafter.decoded.tokens.reshape(b, h * w)
         tokens = jnp.where(fed, small.reshape(b, h * w), tokens)
@@ -489,12 +494,6 @@ def _with_draft(state: MuLoState, low: Decoded) -> MuLoState:
     """With what the drafter drew so far, and its counts."""
     decoded = with_draft(state.wave.decoded, low)
     return replace(state, wave=replace(state.wave, decoded=decoded), low=low.tokens)
-
-
-def _last_repeated(tokens: jax.Array, rows: jax.Array) -> jax.Array:
-    """Grids [B, h, w] whose rows after the first so many [B] are copies of the last."""
-    row = jnp.minimum(jnp.arange(tokens.shape[1])[None], rows[:, None] - 1)
-    return jnp.take_along_axis(tokens, row[..., None], axis=1)
 
 
 __all__ = ["MuLo", "MuLoState"]

@@ -79,12 +79,20 @@ class Upsampled:
 
 
 def rescaled(
-    upsampler: Upsampler | Name, tokens: jax.Array, source: Target, to: Target
+    upsampler: Upsampler | Name,
+    tokens: jax.Array,
+    source: Target,
+    to: Target,
+    known: jax.Array | None = None,
 ) -> jax.Array:
     """Tokens of one target's grids on the grids of another, int32 [B, H, W].
 
-    Pictures are enlarged, or made smaller; newlines stay at the ends of rows.
+    Pictures are enlarged, or made smaller; newlines stay at the ends of rows. Where so
+    many rows [B] are `known`, the last of them stands for those below.
     """
+    if known is not None:
+        row = jnp.minimum(jnp.arange(tokens.shape[1])[None], known[:, None] - 1)
+        tokens = jnp.take_along_axis(tokens, row[..., None], axis=1)
     pictures = source.grammar.without(tokens)
     return to.grammar.written(resized(upsampler, pictures, to.grammar.picture))
 
