@@ -5,9 +5,9 @@
 
 The pass is that of LlamaGen-B (111M parameters with 16,384 codes), fed so many cells in
 the middle of a grid of 32 x 32, up to its logits: batch 1, float32, random weights. The
-pieces are what the decoding methods make of as many rows of logits: the cuts to top-k
-and top-p, log-probabilities, draws with their noise, residuals, and what rules read of
-p for each draft. "sorted" cuts, "lax.top_k" and "threefry bits" stand for comparison.
+pieces are what the decoding methods make of as many rows of logits: log-probabilities,
+also of what top-k and top-p leave, draws with their noise, residuals, and what rules
+read of p for each draft. Sorting, "lax.top_k" and "threefry bits" are for comparison.
 
 All take turns, and the medians count. Rows of `--out` that are not measured again stay;
 those of other code are kept apart by `--label`.
@@ -43,8 +43,6 @@ from jaxspec.sampling import (
     draw,
     gumbel,
     image_keys,
-    keep_top_k,
-    keep_top_p,
     likeliest,
     log_probs,
 )
@@ -68,8 +66,8 @@ def pieces(codes: int, cells: int) -> dict[str, Callable[[], Any]]:
     integers = lambda *shape: jnp.asarray(rng.integers(0, codes, shape), jnp.int32)
     drafts, near = integers(1, cells), integers(codes, 1000)
     keys = cell_keys(image_keys(0, [0], [0]), jnp.arange(cells)[None])
-    certain = log_probs(logits, Sampling.create(codes, temperature=0))
-    plain = Sampling.create(codes)
+    of = partial(Sampling.create, codes)
+    certain = log_probs(logits, of(temperature=0))
 
     def bits(keys):
         return jax.vmap(lambda key: jax.random.bits(key, (codes,)))(keys[0])
@@ -77,13 +75,12 @@ def pieces(codes: int, cells: int) -> dict[str, Callable[[], Any]]:
     def pool(p, drafts, near):
         return jnp.sum(jnp.exp(at(p, near[drafts][..., :16])), axis=-1)
 
-    k, p = jnp.int32(100), jnp.float32(0.9)
     made: dict[str, tuple] = {
-        "log-probabilities": (partial(log_probs, sampling=plain), logits),
-        "top-k": (keep_top_k, logits, k),
-        "top-k, sorted": (by_sorting, logits, k),
+        "log-probabilities": (log_probs, logits, of()),
+        "the same, top-k 100": (log_probs, logits, of(top_k=100)),
+        "the same, top-p 0.9": (log_probs, logits, of(top_p=0.9)),
+        "top-k 100 by sorting": (by_sorting, logits, jnp.int32(100)),
         "lax.top_k(100)": (lambda x: jax.lax.top_k(x, 100)[0], logits),
-        "top-p": (keep_top_p, logits, p),
         "likeliest": (likeliest, logits),
         "draw": (draw, keys, log_p),
         "draw, temperature 0": (draw, keys, certain),
@@ -95,7 +92,7 @@ def pieces(codes: int, cells: int) -> dict[str, Callable[[], Any]]:
         "LANTERN's 1,000 nearest": (LANTERN, log_p, log_q, drafts, near),
     }
     if cells > SORTED:
-        del made["top-k, sorted"]
+        del made["top-k 100 by sorting"]
     return {name: partial(jax.jit(f), *given) for name, (f, *given) in made.items()}
 
 

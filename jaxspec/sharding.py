@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DATA, MODEL = "data", "model"
-NO_INT8 = "int8 weights cannot be split over devices: leave out the mesh, or int8"
+SPLIT_FIRST = (
+    "int8 weights are split before they are turned: jaxspec.load(..., mesh=..., "
+    'weights="int8"), or jaxspec.quantised of a family that is split'
+)
 
 # A pattern that is looked for in a parameter's path, and how the parameter is split.
 Rule = tuple[str, P]
@@ -192,10 +195,10 @@ def shard(params: "Pipeline", mesh: Mesh, rules: Sequence[Rule] = RULES) -> "Pip
     `jaxspec.load(..., mesh=mesh)` reads them there, for what no device has room for.
 
     Raises:
-      ValueError: they cannot be split (see `layout`), as int8 cannot.
+      ValueError: they cannot be split (see `layout`), or are int8 already.
     """
     if has_int8(params):
-        raise ValueError(NO_INT8)
+        raise ValueError(SPLIT_FIRST)
     check_heads(params.config, mesh)
     where = layout(params.params, mesh, rules)
     return replace(params, params=jax.tree.map(_put, params.params, where))
@@ -211,6 +214,17 @@ def of_layer(stack: P, joined: bool) -> P:
     if joined:
         axes = (None, None, next((a for a in axes if a is not None), None))
     return P(*axes)
+
+
+def of_int8(matrix: jax.Array, mesh: Mesh) -> tuple[NamedSharding, NamedSharding]:
+    """How the columns and their scales in int8 are split of a matrix [C, ...] that is.
+
+    Columns are [..., C].
+    """
+    sharding: Any = matrix.sharding
+    inputs, *outputs = (*sharding.spec, *[None] * (matrix.ndim - len(sharding.spec)))
+    split = lambda *spec: NamedSharding(mesh, P(*spec))
+    return split(*outputs, inputs), split(*outputs)
 
 
 def of_layers(

@@ -71,6 +71,7 @@ def on_eight_devices(folder: str) -> dict:
             mesh = sharding.make_mesh(*shape)
             name = f"{method} {shape[0]}x{shape[1]}"
             found[name] = same(draw(params, method, mesh=mesh), wanted)
+    found |= in_int8(params, folder)
     mesh = sharding.make_mesh(2, 4)
     split = jaxspec.load(folder, mesh=mesh)
     draw(split, "SCD")
@@ -93,6 +94,25 @@ def on_eight_devices(folder: str) -> dict:
     found["equal"] = weights_hash(params.params) == weights_hash(split.params)
     found["orbax"] = saved_and_loaded(params, split, f"{folder}-orbax", (1, 8))
     return found | {"refused": refused(params)}
+
+
+def in_int8(params: Pipeline, folder: str) -> dict:
+    """Whether int8 weights draw the same that were split and turned, or read so.
+
+    And the parts of a layer of those that were read.
+    """
+    wanted, found = draw(jaxspec.quantised(params), "SCD"), {}
+    for shape in ((1, 2), (2, 2)):
+        mesh = sharding.make_mesh(*shape)
+        small = jaxspec.quantised(sharding.shard(params, mesh))
+        found[f"int8 {shape[0]}x{shape[1]}"] = same(draw(small, "SCD"), wanted)
+    read = jaxspec.load(folder, weights="int8", mesh=mesh)
+    for x, y in zip(*map(jax.tree.leaves, (read, small)), strict=True):
+        assert x.sharding == y.sharding
+        np.testing.assert_array_equal(x, y)
+    layer = read.params["decoders"]["16"]["params"]["layers"][0]
+    parts = {k: x.sharding.shard_shape(x.shape) for k, x in flatten(layer).items()}
+    return found | {"int8 parts": {k: str(x) for k, x in parts.items()}}
 
 
 def saved_and_loaded(

@@ -96,13 +96,19 @@ def test_pictures_do_not_depend_on_the_batch_and_say_what_made_them(family):
     assert "weights" not in Recipe.create(toy.family()).settings
 
 
+@pytest.mark.parametrize("format", ["safetensors", "orbax"])
+def test_what_is_read_as_int8_is_what_is_turned_later(tmp_path, format, family):
+    jaxspec.save(toy.family(), tmp_path / "toy", format=format)
+    read = jaxspec.load(tmp_path / "toy", weights="int8")
+    assert jax.tree.structure(read.params) == jax.tree.structure(family.params)
+    jax.tree.map(np.testing.assert_array_equal, read.params, family.params)
+
+
 def test_where_int8_cannot_be_is_said_in_a_line(family, tmp_path):
     mesh = sharding.make_mesh(1, 1)
     for refused, said in (
         (lambda: jaxspec.load(weights="int4"), "must be 'int8' or None, not 'int4'"),
-        (lambda: jaxspec.load(weights="int8", mesh=mesh), "leave out the mesh"),
-        (lambda: jaxspec.generate(family, "cafe", mesh=mesh), "leave out the mesh"),
-        (lambda: jaxspec.quantised(sharding.shard(toy.family(), mesh)), "the mesh"),
+        (lambda: jaxspec.generate(family, "cafe", mesh=mesh), "split before they are"),
         (lambda: jaxspec.quantised(family), "toy are int8 already"),
         (lambda: jaxspec.save(family, tmp_path / "new"), "int8 weights are not saved"),
     ):

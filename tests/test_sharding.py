@@ -85,6 +85,22 @@ def test_a_folder_is_read_part_by_part_and_a_batch_compiles_nothing(found):
     }
 
 
+def test_int8_matrices_are_split_as_floats_are_and_change_no_token(found):
+    assert found["int8 1x2"] and found["int8 2x2"]
+    assert found["int8 parts"] == {
+        "attention_norm": "(16,)",
+        "qkv/values": "(3, 8, 16)",
+        "qkv/scale": "(3, 8)",
+        "attention_out/values": "(16, 8)",
+        "attention_out/scale": "(16,)",
+        "ffn_norm": "(16,)",
+        "gate_up/values": "(2, 12, 16)",
+        "gate_up/scale": "(2, 12)",
+        "down/values": "(16, 12)",
+        "down/scale": "(16,)",
+    }
+
+
 def test_an_orbax_checkpoint_is_written_on_one_mesh_and_read_on_another(found):
     assert found["orbax"] == ["(16, 3, 2)"] * 8
 

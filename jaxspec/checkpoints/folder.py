@@ -43,12 +43,11 @@ from jaxspec.models.transformer import TransformerConfig
 from jaxspec.models.upsampler import UpsamplerConfig
 from jaxspec.models.vq import VQConfig
 from jaxspec.pipeline import Defaults, Pipeline, PipelineConfig
-from jaxspec.quantisation import check_weights, quantised
+from jaxspec.quantisation import check_weights, turned_layer, with_int8
 from jaxspec.reading.llamagen import CaptionReader, ClassReader
 from jaxspec.reading.lumina import AnoleReader, LuminaReader
 from jaxspec.reading.tar import TarReader
 from jaxspec.sharding import (
-    NO_INT8,
     RULES,
     Rule,
     check_heads,
@@ -312,8 +311,6 @@ def load(
         the weights cannot be split over the mesh; or `weights` is not known.
     """
     check_weights(weights)
-    if weights is not None and mesh is not None:
-        raise ValueError(NO_INT8)
     config, folder = load_config(name_or_folder), _find(name_or_folder)
     with one_line(folder / CONFIG):
         abstract = abstract_params(config)
@@ -321,6 +318,8 @@ def load(
     if mesh is not None:
         check_heads(config, mesh)
         where = layout(as_stored(want), mesh, rules)
-    params = unflatten(read_weights(folder, want, dtype, where))
-    pipeline = Pipeline(params, config)
-    return pipeline if weights is None else quantised(pipeline)
+    if weights is None:
+        return Pipeline(unflatten(read_weights(folder, want, dtype, where)), config)
+    # A matrix at a time, so that the float ones are never all there.
+    small = read_weights(folder, want, dtype, where, turned_layer)
+    return with_int8(Pipeline(unflatten(small), config))

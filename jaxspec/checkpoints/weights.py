@@ -4,7 +4,7 @@ Files have layers stacked. Where they are wanted apart they are read apart, so t
 are never there twice.
 """
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,8 @@ from jaxspec.checkpoints.writer import ORBAX
 from jaxspec.models.stacks import stack, taken_apart
 from jaxspec.sharding import of_layer
 
+# (name, a layer's weight) -> what is kept of it.
+Turn = Callable[[str, jax.Array], Any]
 # Of these, each model has a file of its own.
 SEVERAL = ("decoders", "upsamplers", "drafters", "flashar", "lpd", "ssd")
 
@@ -58,6 +60,7 @@ def read_weights(
     want: dict[str, Any],
     dtype,
     where: Mapping[str, NamedSharding] | None = None,
+    turn: Turn = lambda name, x: x,
 ) -> dict[str, Any]:
     """The weights of a folder, those of `want` and of its shapes, on the device.
 
@@ -67,12 +70,13 @@ def read_weights(
       dtype: of the weights in memory; None keeps the types of the files.
       where: how the tensors of the files are split: each device, and each process,
         reads its own part.
+      turn: what becomes of each layer's weights once they are read.
 
     Raises:
       ValueError: the folder is damaged, or holds other weights.
     """
     read = _read_orbax if (folder / ORBAX).is_dir() else _read_safetensors
-    return read(folder, want, dtype, where or {})
+    return read(folder, want, dtype, where or {}, turn)
 
 
 def _check_fit(found: dict[str, Any], want: dict[str, Any]) -> None:
@@ -92,7 +96,11 @@ def _check_fit(found: dict[str, Any], want: dict[str, Any]) -> None:
 
 
 def _read_safetensors(
-    folder: Path, want: dict[str, Any], dtype, where: Mapping[str, NamedSharding]
+    folder: Path,
+    want: dict[str, Any],
+    dtype,
+    where: Mapping[str, NamedSharding],
+    turn: Turn,
 ) -> dict[str, Any]:
     tensors = {}
     for name, part in to_files(want).items():
@@ -102,7 +110,9 @@ def _read_safetensors(
             for k, x in part.items():
                 read = partial(_read_tensor, f.get_slice(k), dtype, where.get(k))
                 if isinstance(x, tuple):
-                    tensors[k] = tuple(read(y.shape, i) for i, y in enumerate(x))
+                    tensors[k] = tuple(
+                        turn(k, read(y.shape, i)) for i, y in enumerate(x)
+                    )
                 else:
                     tensors[k] = read(x.shape)
     return tensors
@@ -155,7 +165,11 @@ def _read_joined(
 
 
 def _read_orbax(
-    folder: Path, want: dict[str, Any], dtype, where: Mapping[str, NamedSharding]
+    folder: Path,
+    want: dict[str, Any],
+    dtype,
+    where: Mapping[str, NamedSharding],
+    turn: Turn,
 ) -> dict[str, Any]:
     import orbax.checkpoint as ocp  # slow to import
 
@@ -175,7 +189,7 @@ def _read_orbax(
         if isinstance(x, tuple):  # a stack at a time is there twice
             name = k.rpartition("/")[2]
             layers = taken_apart({name: flat.pop(k)})
-            flat[k] = tuple(layer[name] for layer in layers)
+            flat[k] = tuple(turn(k, layer[name]) for layer in layers)
     return flat
 
 

@@ -5,7 +5,8 @@ Symmetric, with one scale a column (Dettmers et al. 2022, arXiv 2208.07339, sect
 digits, 16 bits together, since XLA multiplies int8 by int8 without making the matrix
 float first; elsewhere the matrix is turned into the inputs' type as it is read.
 
-Axis legend: C inputs, F outputs of a matrix [C, F].
+Axis legend: C inputs, F outputs of a matrix [C, F], or of each of those side by side in
+[C, parts, F].
 """
 
 from dataclasses import dataclass
@@ -23,11 +24,11 @@ _SECOND = 2 * _LARGEST  # of the second digit in one of the first
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Int8:
-    """A matrix [C, F] whose column j is `values[j] * scale[j]`.
+    """A matrix [C, ...] whose column j is `values[j] * scale[j]`.
 
     Attributes:
-      values: int8 [F, C]: a column lies in one piece, as the CPU reads it fastest.
-      scale: float32 [F].
+      values: int8 [..., C]: a column lies in one piece, as the CPU reads it fastest.
+      scale: float32 [...].
     """
 
     values: jax.Array
@@ -36,19 +37,17 @@ class Int8:
     @staticmethod
     @jax.jit
     def of(matrix: jax.Array) -> "Int8":
-        """The nearest to a matrix [C, F]: no number is off by more than scale / 2.
-
-        Matrices side by side, [C, parts, F], become one.
-        """
-        columns = matrix.reshape(len(matrix), -1).astype(jnp.float32).T
-        scale = jnp.max(jnp.abs(columns), axis=1) / _LARGEST
+        """The nearest to a matrix [C, ...]: no number is off by more than scale / 2."""
+        columns = jnp.moveaxis(matrix.astype(jnp.float32), 0, -1)
+        scale = jnp.max(jnp.abs(columns), axis=-1) / _LARGEST
         divisor = jnp.where(scale > 0, scale, 1.0)
-        values = jnp.round(columns / divisor[:, None]).astype(jnp.int8)
+        values = jnp.round(columns / divisor[..., None]).astype(jnp.int8)
         return Int8(values, scale)
 
     def matrix(self) -> jax.Array:
-        """What it stands for, float32 [C, F]."""
-        return (self.values.astype(jnp.float32) * self.scale[:, None]).T
+        """What it stands for, float32 [C, ...]."""
+        columns = self.values.astype(jnp.float32) * self.scale[..., None]
+        return jnp.moveaxis(columns, -1, 0)
 
 
 def matmul(x: jax.Array, weight: jax.Array | Int8) -> jax.Array:
@@ -90,13 +89,14 @@ def by_digits(x: jax.Array, values: jax.Array, scale: jax.Array) -> jax.Array:
     # Together, as rows: one row alone would take XLA's slow path.
     digits = jnp.stack([first, second]).astype(jnp.int8)
     first, second = _products(digits, values, jnp.int32).astype(jnp.float32)
+    size = jnp.expand_dims(size, tuple(range(x.ndim, first.ndim)))
     y = (first + second / _SECOND) * size
     return (y * _along(scale, y)).astype(x.dtype)
 
 
 def _products(x: jax.Array, values: jax.Array, dtype) -> jax.Array:
-    """Of rows [..., C] and rows [F, C]: [..., F]."""
-    axes = (((x.ndim - 1,), (1,)), ((), ()))
+    """Of rows [..., C] and columns [..., C]: the first's axes, then the second's."""
+    axes = (((x.ndim - 1,), (values.ndim - 1,)), ((), ()))
     return lax.dot_general(x, values, axes, preferred_element_type=dtype)
 
 
