@@ -13,8 +13,11 @@ Measured are passes of the target alone, fed 1 to 1,024 cells that follow each o
 the middle of a grid of 32 x 32, batch 1, float32, and those of methods. A pass of one
 cell is AR's; 1,024 are a whole grid, which MuLo verifies at once. What a method adds to
 the target's part is ours, and a method is faster where it saves more passes than its
-passes cost more. Medians over rounds; compilation is left out. `--size` may be given
-several times; sizes that are in the file already stay there.
+passes cost more. Medians over rounds; compilation is left out. `--size` and `--cells`
+may be given several times; what is in the file already and not measured again stays
+there, so that a machine need not be quiet for long:
+
+    python -m experiments.roofline --size 632M --cells 256 --cells 1024 --out ...
 """
 
 import json
@@ -172,14 +175,20 @@ def seconds(run: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-def measure(size: Size, rounds: int) -> dict:
-    """All take turns; medians over rounds."""
+def measure(size: Size, rounds: int, only: Sequence[int] = ()) -> dict:
+    """All take turns; medians over rounds.
+
+    Of `only` some cells, unless none are given, and of methods that are fed as many.
+    """
     target, methods = size.target(), size.methods
     keys = jnp.stack([image_key(0, 0, 0)])
+    fed = {name: inputs(method, target, keys) for name, method in methods.items()}
+    methods = {k: x for k, x in methods.items() if not only or fed[k] in only}
     rows = target.batch * target.sampling.rows
     cache = Cache.empty(target.model.config, rows, target.embeddings.dtype)
-    counts = [c for c in size.cells if c <= target.grid[0] * target.grid[1]]
-    needs = {c: costs(target, c) for c in counts}
+    most = target.grid[0] * target.grid[1]
+    counts = [c for c in only or size.cells if c <= most]
+    needs = {c: costs(target, c) for c in {1, *counts}}
     read = reading(needs[1][0])
     multiply, operations = multiplying()
     times: dict[Any, list[float]] = {}
@@ -215,8 +224,8 @@ def measure(size: Size, rounds: int) -> dict:
         table.append(row | {"bytes": bytes_read, "operations": work})
     known = [row["ms"] for row in table]
     own = {}
-    for name, method in methods.items():
-        cells = inputs(method, target, keys)
+    for name in methods:
+        cells = fed[name]
         alone = float(np.interp(cells, counts, known))
         own[name] = {"cells": cells, "ms": 1e3 * found[name], "network_ms": alone}
     return {
@@ -239,10 +248,17 @@ def show(name: str, result: dict) -> None:
         print(f"| {row['cells']} | {numbers} |")
     print("\n| method | cells | pass, ms | the network alone | x AR's |")
     print("|---|---|---|---|---|")
-    one = result["methods"]["AR"]["ms"]
+    one = result["methods"].get("AR", {}).get("ms", float("nan"))
     for method, row in result["methods"].items():
         numbers = f"{row['ms']:.2f} | {row['network_ms']:.2f} | {row['ms'] / one:.2f}"
         print(f"| {method} | {row['cells']} | {numbers} |")
+
+
+def joined(old: dict, new: dict) -> dict:
+    """A size's result, with what was measured before of other cells and methods."""
+    rows = {row["cells"]: row for x in (old, new) for row in x.get("passes", [])}
+    methods = old.get("methods", {}) | new["methods"]
+    return new | {"passes": [rows[x] for x in sorted(rows)], "methods": methods}
 
 
 def plot(sizes: dict[str, dict], path: Path) -> None:
@@ -274,6 +290,9 @@ def main(
     size: Annotated[
         list[str] | None, typer.Option(help=f"Of {', '.join(SIZES)}; all but tiny.")
     ] = None,
+    cells: Annotated[
+        list[int] | None, typer.Option(help="Only passes of so many.")
+    ] = None,
     rounds: Annotated[int, typer.Option(help="Of timing, all taking turns.")] = 7,
     out: Annotated[
         Path | None, typer.Option(help="Writes JSON there, and a plot beside it.")
@@ -291,7 +310,9 @@ def main(
     if out is not None and out.exists():
         report["sizes"] = json.loads(out.read_text())["sizes"]
     for name in names:
-        result = measure(SIZES[name], rounds)
+        result = measure(SIZES[name], rounds, cells or ())
+        if cells:
+            result = joined(report["sizes"].get(name, {}), result)
         report["sizes"][name] = result
         show(name, result)
     if out is not None:

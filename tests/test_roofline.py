@@ -23,6 +23,20 @@ def test_a_tiny_model_is_measured_whole(tmp_path, capsys):
     assert "| cells | pass, ms |" in capsys.readouterr().out
 
 
+def test_some_cells_are_measured_again_and_others_stay(tmp_path):
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "roofline.json"
+    row = {"ms": 7, "floor_ms": 1, "bound": "reading"}
+    one = {"cells": 1, "ms": 7, "network_ms": 7}
+    old = {"passes": [row | {"cells": c} for c in (2, 16)]}
+    out.write_text(json.dumps({"sizes": {"tiny": old | {"methods": {"AR": one}}}}))
+    roofline.main(["tiny"], cells=[2, 4], rounds=1, out=out)
+    found = json.loads(out.read_text())["sizes"]["tiny"]
+    assert [x["cells"] for x in found["passes"]] == [2, 4, 16]
+    assert found["passes"][0]["ms"] != 7 and found["passes"][2]["ms"] == 7
+    assert found["methods"]["AR"] == one and found["methods"]["SCD-2"]["cells"] == 2
+
+
 def test_bytes_and_operations_by_hand():
     """Width 8, hidden 16, 2 layers, 16 codes; a class before 4 by 4 cells."""
     matrices = 2 * (4 * 8 * 8 + 3 * 8 * 16) + 8 * 16
