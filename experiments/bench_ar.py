@@ -1,6 +1,6 @@
 """Time of a pass of 1, 8 and 64 cells, beside transformers' Llama of the same size.
 
-    python -m experiments.bench_ar [--quick] [--out bench.json]
+    python -m experiments.bench_ar [--pictures 1] [--out bench.json]
     python -m experiments.bench_ar --size 100M --batch 1 --cells 8 --out bench.json
     python -m experiments.bench_ar --first-picture [--family NAME_OR_FOLDER]
 
@@ -263,15 +263,15 @@ class Reading:
 
 
 def race(
-    contestants: dict[str, Contestant], cells: int, quick: bool
+    contestants: dict[str, Contestant], cells: int, pictures: int
 ) -> dict[str, list[float]]:
     """Milliseconds a pass of each contestant, chunk by chunk."""
-    chunks, pictures = (1, 1) if quick else (CHUNKS[cells], 3)
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for picture in range(1 + pictures):
         for each in contestants.values():
             each.begin()
-        for _ in range(chunks if picture else 1):  # the first compiles and warms up
+        # The first compiles and warms up.
+        for _ in range(CHUNKS[cells] if picture else 1):
             for name, each in contestants.items():
                 each.advance(LEAD_IN[cells])
                 began = time.perf_counter()
@@ -305,9 +305,9 @@ def enter(size: str, batch: int, cells: int, llama: Any) -> dict[str, Contestant
     return contestants
 
 
-def compare(size: str, batch: int, cells: int, llama: Any, quick: bool) -> dict:
+def compare(size: str, batch: int, cells: int, llama: Any, pictures: int) -> dict:
     """One row of the table."""
-    times = race(enter(size, batch, cells, llama), cells, quick)
+    times = race(enter(size, batch, cells, llama), cells, pictures)
 
     def ahead(ours: str, kind: str) -> float:
         """How much longer the fastest of that kind takes."""
@@ -353,7 +353,7 @@ def show(row: dict) -> None:
         )
 
 
-def measure(sizes: list[str], batches: list[int], cells: list[int], quick: bool):
+def measure(sizes: list[str], batches: list[int], cells: list[int], pictures: int):
     """Rows of the table, one after the other."""
     print("torch's time over jaxspec's (eager, compiled), and over int8's:")
     heads = ("eager", "compiled") * 2
@@ -362,7 +362,7 @@ def measure(sizes: list[str], batches: list[int], cells: list[int], quick: bool)
         llama = Torch.llama(SIZES[size])
         for batch in batches:
             for count in cells:
-                row = compare(size, batch, count, llama, quick)
+                row = compare(size, batch, count, llama, pictures)
                 show(row)
                 yield row
 
@@ -406,7 +406,9 @@ def read(path: Path | None) -> list[dict]:
 
 
 def main(
-    quick: Annotated[bool, typer.Option(help="Fewer chunks.")] = False,
+    pictures: Annotated[
+        int, typer.Option(help="So many are drawn, of 2 or 3 chunks that are timed.")
+    ] = 3,
     size: Annotated[str | None, typer.Option(help="Only this one.")] = None,
     batch: Annotated[int | None, typer.Option(help="Only this one.")] = None,
     cells: Annotated[int | None, typer.Option(help="Only passes of so many.")] = None,
@@ -439,7 +441,7 @@ def main(
             list(SIZES) if size is None else [size],
             list(BATCHES) if batch is None else [batch],
             list(PASSES) if cells is None else [cells],
-            quick,
+            pictures,
         ):
             rows[row["size"], row["batch"], row["cells"]] = row
         record["rows"] = [rows[key] for key in sorted(rows, key=_order)]

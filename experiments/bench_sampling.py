@@ -129,7 +129,8 @@ def measure(codes: int, cells: int, rounds: int) -> dict[str, float]:
             began = time.perf_counter()
             jax.block_until_ready(run())
             times[name].append(1e3 * (time.perf_counter() - began))
-    return {name: statistics.median(each[1:]) for name, each in times.items()}
+    # As many digits as mean anything.
+    return {k: float(f"{statistics.median(x[1:]):.4g}") for k, x in times.items()}
 
 
 def show(rows: list[dict]) -> None:
