@@ -33,8 +33,10 @@ from jaxspec.decoding import (
 )
 from jaxspec.memory import size_of
 from jaxspec.methods import MuLo
+from jaxspec.pipeline import Pipeline
 from jaxspec.recipe import Recipe
 
+PROMPTS = "red heart; flat house; glossy cat; blue bird"
 STAGES = ("prefill", "draft", "verify", "resample")
 EXAMPLES = """\b
 Examples:
@@ -110,10 +112,10 @@ def memory(target: Target) -> dict[str, int]:
     return {"weights": size_of(target.params), "cache": size_of(cache)}
 
 
-def measure(
+def measured(
     method: MuLo, target: Target, keys: jax.Array, rounds: int
 ) -> dict[str, Any]:
-    """A row: counts, and medians of so many rounds after one that compiles."""
+    """Of one batch: counts, and medians of so many rounds after one that compiles."""
     decoded, _, verifying = staged(method, target, keys)
     decode_batch(method, target, keys)
     clocks, whole = [], []
@@ -124,8 +126,6 @@ def measure(
         whole.append(time.perf_counter() - began)
     median = lambda stage: statistics.median(clock[stage] for clock in clocks)
     return {
-        "method": describe(method),
-        "batch": target.batch,
         **counts(decoded, verifying),
         "seconds": {stage: median(stage) for stage in STAGES},
         "one_program_s": statistics.median(whole),
@@ -134,14 +134,32 @@ def measure(
     }
 
 
+def measure(
+    family: Pipeline, method: MuLo, size: int, prompts: list[str], batch: int, n: int
+) -> dict[str, Any]:
+    """A row: means over batches of the prompts in turn, of `n` rounds each."""
+    recipe = Recipe.create(family, size=size, method=method).unstacked()
+    # The last batch is full, too: then it begins again with the first prompts.
+    order = np.arange(-(-len(prompts) // batch) * batch)
+    found = []
+    for rows in order.reshape(-1, batch):
+        asked = recipe.params.ask([prompts[i % len(prompts)] for i in rows])
+        keys = jaxspec.image_keys(0, asked.ids, rows // len(prompts))
+        shown = recipe.params.show(asked, keys)
+        bound, target = recipe.conditioned(shown.condition)
+        assert isinstance(bound, MuLo)
+        found.append(measured(bound, target, keys, n))
+    mean: Any = jax.tree.map(lambda *x: statistics.fmean(x), *found)
+    about = {"size": size, "batch": batch, "method": describe(method)}
+    return {**about, "pictures": len(order), **mean}
+
+
 # The table.
 
 HEADS = (
     "size",
     "batch",
-    "draft",
-    "verify",
-    "resample",
+    *(f"passes: {stage}" for stage in STAGES[1:]),
     "rejected",
     "expanded",
     "kept",
@@ -155,8 +173,10 @@ HEADS = (
 
 
 def line(row: dict[str, Any]) -> list[str]:
-    held = [row[model][part] for model in ("target", "drafter") for part in row[model]]
-    clocked = [*row["seconds"].values(), row["one_program_s"]]
+    held = [
+        row[x][part] for x in ("target", "drafter") for part in ("weights", "cache")
+    ]
+    clocked = [*(row["seconds"][stage] for stage in STAGES), row["one_program_s"]]
     return [
         str(row["size"]),
         str(row["batch"]),
@@ -165,21 +185,6 @@ def line(row: dict[str, Any]) -> list[str]:
         *(f"{1e3 * x:.0f}" for x in clocked),
         *(f"{x / 1e6:.1f}" for x in held),
     ]
-
-
-def prepared(
-    family: Any, method: MuLo, size: int, prompts: list[str], batch: int
-) -> tuple[MuLo, Target, jax.Array]:
-    """The method and target of so many pictures, prompts in turn, and their keys."""
-    recipe = Recipe.create(family, size=size, method=method).unstacked()
-    chosen = [prompts[i % len(prompts)] for i in range(batch)]
-    numbers = np.arange(batch) // len(prompts)
-    asked = recipe.params.ask(chosen)
-    keys = jaxspec.image_keys(0, asked.ids, numbers)
-    shown = recipe.params.show(asked, keys)
-    bound, target = recipe.conditioned(shown.condition)
-    assert isinstance(bound, MuLo)
-    return bound, target, keys
 
 
 def main(
@@ -192,7 +197,7 @@ def main(
             metavar="NAME=VALUE", help="Of MuLo, as `jaxspec generate` takes it."
         ),
     ] = None,
-    prompts: Annotated[str, typer.Option(help="With ; between.")] = "red heart",
+    prompts: Annotated[str, typer.Option(help="With ; between.")] = PROMPTS,
     rounds: Annotated[int, typer.Option(help="Timed; the median counts.")] = 5,
     out: Annotated[Path | None, typer.Option(help="Writes JSON there.")] = None,
 ) -> None:
@@ -210,8 +215,8 @@ def main(
         rows = []
         for size in map(int, sizes.split(",")):
             for batch in map(int, batches.split(",")):
-                args = prepared(loaded, method, size, prompts.split(";"), batch)
-                rows.append({"size": size, **measure(*args, rounds)})
+                texts = [text.strip() for text in prompts.split(";")]
+                rows.append(measure(loaded, method, size, texts, batch, rounds))
         print(table([*HEADS], [line(row) for row in rows]), end="")
         if out is not None:
             command = f"python -m experiments.mulo.stages {shlex.join(sys.argv[1:])}"
