@@ -35,14 +35,15 @@ from jaxspec.memory import size_of
 from jaxspec.methods import MuLo
 from jaxspec.pipeline import Pipeline
 from jaxspec.recipe import Recipe
+from jaxspec.sizes import Size, checked_size, size_label
 
 PROMPTS = "red heart; flat house; glossy cat; blue bird"
 STAGES = ("prefill", "draft", "verify", "resample")
 EXAMPLES = """\b
 Examples:
   python -m experiments.mulo.stages
-  python -m experiments.mulo.stages --sizes 256 --batches 1,8 --knob rows=2
-  python -m experiments.mulo.stages --family tar/ --sizes 1024 --knob radius=3
+  python -m experiments.mulo.stages --size 256 --batch 1 --batch 8 --knob rows=2
+  python -m experiments.mulo.stages --family tar/ --size 1024 --knob radius=3
 """
 
 prefilled = jax.jit(MuLo.prefilled)
@@ -135,7 +136,7 @@ def measured(
 
 
 def measure(
-    family: Pipeline, method: MuLo, size: int, prompts: list[str], batch: int, n: int
+    family: Pipeline, method: MuLo, size: Size, prompts: list[str], batch: int, n: int
 ) -> dict[str, Any]:
     """A row: means over batches of the prompts in turn, of `n` rounds each."""
     recipe = Recipe.create(family, size=size, method=method).unstacked()
@@ -150,7 +151,7 @@ def measure(
         assert isinstance(bound, MuLo)
         found.append(measured(bound, target, keys, n))
     mean: Any = jax.tree.map(lambda *x: statistics.fmean(x), *found)
-    about = {"size": size, "batch": batch, "method": describe(method)}
+    about = {"size": size_label(size), "batch": batch, "method": describe(method)}
     return {**about, "pictures": len(order), **mean}
 
 
@@ -178,7 +179,7 @@ def line(row: dict[str, Any]) -> list[str]:
     ]
     clocked = [*(row["seconds"][stage] for stage in STAGES), row["one_program_s"]]
     return [
-        str(row["size"]),
+        row["size"],
         str(row["batch"]),
         *(f"{row[f'{stage}_passes']:.1f}" for stage in STAGES[1:]),
         *(f"{row[share]:.0%}" for share in ("rejected", "expanded", "kept")),
@@ -189,8 +190,14 @@ def line(row: dict[str, Any]) -> list[str]:
 
 def main(
     family: Annotated[str, typer.Option(help="A packaged one or a folder.")] = "emoji",
-    sizes: Annotated[str, typer.Option(help="Pixels of the targets.")] = "128,256",
-    batches: Annotated[str, typer.Option(help="Pictures at once.")] = "1",
+    size: Annotated[
+        list[str] | None,
+        typer.Option(help="Pixels of the target; several may be given.  [128, 256]"),
+    ] = None,
+    batch: Annotated[
+        list[int] | None,
+        typer.Option(help="Pictures at once; several may be given.  [1]", min=1),
+    ] = None,
     knob: Annotated[
         list[str] | None,
         typer.Option(
@@ -198,7 +205,7 @@ def main(
         ),
     ] = None,
     prompts: Annotated[str, typer.Option(help="With ; between.")] = PROMPTS,
-    rounds: Annotated[int, typer.Option(help="Timed; the median counts.")] = 5,
+    rounds: Annotated[int, typer.Option(help="Timed; the median counts.", min=1)] = 5,
     out: Annotated[Path | None, typer.Option(help="Writes JSON there.")] = None,
 ) -> None:
     """Clocks MuLo's stages, counts their passes, and tells what both models hold.
@@ -212,11 +219,12 @@ def main(
         loaded = jaxspec.load(family)
         method = chosen_method("mulo", None, knob)
         jaxspec.use_compile_cache()
-        rows = []
-        for size in map(int, sizes.split(",")):
-            for batch in map(int, batches.split(",")):
-                texts = [text.strip() for text in prompts.split(";")]
-                rows.append(measure(loaded, method, size, texts, batch, rounds))
+        texts = [text.strip() for text in prompts.split(";")]
+        rows = [
+            measure(loaded, method, chosen, texts, count, rounds)
+            for chosen in map(checked_size, size or ["128", "256"])
+            for count in batch or [1]
+        ]
         print(table([*HEADS], [line(row) for row in rows]), end="")
         if out is not None:
             command = f"python -m experiments.mulo.stages {shlex.join(sys.argv[1:])}"
