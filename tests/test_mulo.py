@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import jaxspec
+from experiments.mulo import sweep
 from jaxspec import neighbours
 from jaxspec.acceptance import Amplified
 from jaxspec.decoding import ACCEPTED, DRAWN, RESAMPLED
@@ -304,6 +305,13 @@ def test_generate_drafts_with_the_next_smaller_size():
     ):
         with pytest.raises(ValueError, match=said):
             run(MuLo(draft=draft), size=size)
+
+
+def test_the_paper_s_knobs_and_ours():
+    paper = MuLo(draft=256, draft_method=ZipAR(16), radius=3, window=16)
+    assert MuLo.paper(draft=256) == paper and MuLo.paper(radius=2).radius == 2
+    # What the sweeps are around is the default.
+    assert MuLo() == sweep.BASE
 
 
 def test_any_method_drafts(draft, target):
