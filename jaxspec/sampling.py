@@ -227,20 +227,21 @@ def _some_at_once(function: Callable[..., jax.Array], *given: jax.Array) -> jax.
     Each cell is on its own. Other arrays than those of windows go as a whole.
     """
     x = given[-1]
-    most = max(1, AT_ONCE * x.shape[1] // x.size) if x.ndim == 3 and x.size else 0
-    if not 0 < most < x.shape[1]:
+    cells = x.shape[1] if x.ndim == 3 else 1
+    most = max(1, AT_ONCE * cells // max(x.size, 1))
+    if most >= cells:
         return function(*given)
 
     def in_parts(*given):
         out = jax.eval_shape(function, *given)
 
         def part(i, out):
-            first = jnp.minimum(i * most, x.shape[1] - most)
+            first = jnp.minimum(i * most, cells - most)  # the last overlap
             some = (jax.lax.dynamic_slice_in_dim(y, first, most, 1) for y in given)
             done = function(*some)
             return jax.lax.dynamic_update_slice_in_dim(out, done, first, 1)
 
-        parts = -(-x.shape[1] // most)
+        parts = -(-cells // most)
         return jax.lax.fori_loop(0, parts, part, jnp.zeros(out.shape, out.dtype))
 
     return jax.lax.platform_dependent(*given, cpu=in_parts, default=function)
