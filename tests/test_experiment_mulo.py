@@ -39,7 +39,12 @@ def test_selection_keeps_the_reference():
     sections = sweep.sections((64, 128), 128)
     chosen = sweep.select("radius; ZipAR-*", sections)
     assert list(chosen) == ["reference", "radius", "others"]
-    assert [each.name for each in chosen["others"]] == ["ZipAR-8", "ZipAR-4", "ZipAR-2"]
+    assert [each.name for each in chosen["others"]] == [
+        "ZipAR-8",
+        "ZipAR-4",
+        "ZipAR-3",
+        "ZipAR-2",
+    ]
     with pytest.raises(ValueError, match="nothing is called 'nope'"):
         sweep.select("nope", sections)
 

@@ -53,10 +53,12 @@ KNOBS: dict[str, list[dict[str, Any]]] = {
 OTHERS: dict[str, Method] = {
     "ZipAR-8": ZipAR(8),
     "ZipAR-4": ZipAR(4),
+    "ZipAR-3": ZipAR(3),
     "ZipAR-2": ZipAR(2),
     "SCD-32": SCD(32),
     "GSD": GSD(),
     "PJD-4": PJD(window=8, context=4, coupling="maximal"),
+    "PJD-3": PJD(window=8, context=3, coupling="maximal"),
 }
 DRAFTS = Upsampled(method=ZipAR(4))
 BEYOND: dict[str, Method] = {
