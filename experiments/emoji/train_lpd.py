@@ -58,7 +58,7 @@ STAGES = {
     "lpd-128": LPDTraining(
         size=128,
         depth=5,
-        steps=6000,
+        steps=4000,
         batch=12,
         rate=1e-3,
         groups=(12, 16, 20, 24, 32, 48),

@@ -80,6 +80,7 @@ CONTESTANTS = (
     Contestant("SSD-0", SSD(rounds=0), "biased"),
     Contestant("LPD-10", LPD(steps=10), "biased"),
     Contestant("LPD-16", LPD(steps=16), "biased"),
+    Contestant("LPD-20", LPD(steps=20), "biased"),
     Contestant("SSD-upsampled", SSD(upsampled=Upsampled()), "biased"),
     Contestant(
         "MuLo-LPD", MuLo(draft_method=LPD(steps=10), radius=1, window=4), "biased"
