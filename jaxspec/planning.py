@@ -128,7 +128,7 @@ def plan(
     return Plan(
         weights=sizes,
         stages=stages,
-        caches=caches(config, params, method, **asked),
+        caches=caches(draw, inputs, config.vq.factor),
         settings={
             "family": config.name,
             "batch": batch,
@@ -192,11 +192,13 @@ def passes(
     return draw, (params, condition, keys, _table(method, decoder.vocab_size))
 
 
-def caches(
-    config: PipelineConfig, params: Any, method: Any, **asked: Any
-) -> dict[str, int]:
-    """Bytes of keys and values of each model that draws; takes what `passes` does."""
-    draw, inputs = passes(config, params, method, **asked)
+def caches(draw: Callable, inputs: tuple[Any, ...], factor: int) -> dict[str, int]:
+    """Bytes of keys and values of each model that draws.
+
+    Args:
+      draw, inputs: from `passes`.
+      factor: pixels a side of a cell.
+    """
 
     def prefill(method, target, keys):
         return [(x, x.prefill()[1]) for x in (target, *targets_in(method))]
@@ -204,7 +206,7 @@ def caches(
     (_, own), *others = jax.eval_shape(partial(draw, run=prefill), *inputs)
     held = {"target": size_of(own)}
     for drafter, cache in others:
-        sides = tuple(config.vq.factor * cells for cells in drafter.grammar.picture)
+        sides = tuple(factor * cells for cells in drafter.grammar.picture)
         held[f"drafter of {size_label(checked_size(sides))} px"] = size_of(cache)
     return held
 
