@@ -121,8 +121,9 @@ def plan(
         name: peak(function, params, *inputs)
         for name, function, inputs in config.text.programs(batch)
     }
-    asked: dict[str, Any] = {"size": chosen, "batch": batch, "guidance": guidance}
-    draw, inputs = passes(config, params, method, **asked)
+    draw, inputs = passes(
+        config, params, method, size=chosen, batch=batch, guidance=guidance
+    )
     stages["passes"] = peak(draw, *inputs)
     stages["pictures"] = _pictures(config, params, chosen, batch)
     return Plan(
