@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from jaxspec.decoding import Decoded, Method, Target, decode
     from jaxspec.exporting import export_decode, load_decode
     from jaxspec.generation import Generated, decode_tokens, generate
+    from jaxspec.matching import match
     from jaxspec.methods import (
         AR,
         EAGLE,
@@ -67,6 +68,7 @@ _HOME = {
     "image_keys": "sampling",
     "load": "checkpoints.folder",
     "load_decode": "exporting",
+    "match": "matching",
     "method_class": "decoding",
     "quantised": "quantisation",
     "save": "checkpoints.folder",
@@ -105,6 +107,7 @@ __all__ = [
     "image_keys",
     "load",
     "load_decode",
+    "match",
     "method_class",
     "quantised",
     "save",

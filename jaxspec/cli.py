@@ -116,6 +116,7 @@ Examples:
   jaxspec generate "red heart" "flat emoji of a tree" --num-images 4
   jaxspec generate "red heart" --size 64 --seed 7 --out heart.png --stats
   jaxspec generate "red heart" --num-images 9 --out hearts/
+  jaxspec generate "noto emoji of a green book" --best-of 8
   jaxspec generate "red heart" --method scd --window 16 --map --animate
   jaxspec generate "red heart" --method scd --knob coupling=gumbel --stats"""
 )
@@ -129,6 +130,12 @@ def generate(
     ],
     size: Size = None,
     num_images: Annotated[int, typer.Option(help="Pictures of each prompt.")] = 1,
+    best_of: Annotated[
+        int,
+        typer.Option(
+            help="Draw so many for each picture, and keep what matches its prompt best."
+        ),
+    ] = 1,
     seed: Annotated[
         int, typer.Option(help="The same seed draws the same picture again.")
     ] = 0,
@@ -201,6 +208,7 @@ def generate(
                 method=chosen,
                 size=pixels(size),
                 num_images=num_images,
+                best_of=best_of,
                 seed=seed,
                 guidance=guidance,
                 temperature=temperature,

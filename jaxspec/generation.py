@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike
 from jaxspec.decoding import Decoded, Method
 from jaxspec.figures import atomically, labelled_grid, save_png
 from jaxspec.maps import BLANK, blanked, map_sheet, moments
+from jaxspec.matching import best, match
 from jaxspec.pipeline import Pipeline, Prompts
 from jaxspec.recipe import Progress, Recipe, faults, filled, whole_number
 from jaxspec.sampling import image_keys
@@ -44,6 +45,8 @@ class Generated:
         such as Tar's "semantic_tokens".
       published_tokens: what papers count for a picture in place of its cells, where
         that is more: newlines and what stands around them.
+      num_images: pictures of each prompt.
+      scores: float [n], by which these were chosen from others; None if they were not.
     """
 
     images: np.ndarray
@@ -56,6 +59,8 @@ class Generated:
     seconds: dict[str, float]
     stages: dict[str, np.ndarray] = field(default_factory=dict)
     published_tokens: int | None = None
+    num_images: int = 1
+    scores: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.images)
@@ -84,13 +89,12 @@ class Generated:
 
         With `images` [n, H, W, 3], these in their places.
         """
-        each = self.numbers.count(0)  # prompts
-        several = len(self) // each
+        several = self.num_images
         labels = [
             f"{prompt} ({number})" if several > 1 else prompt
             for prompt, number in zip(self.prompts, self.numbers, strict=True)
         ]
-        columns = several if each > 1 and several > 1 else None
+        columns = several if 1 < several < len(self) else None
         images = self.images if images is None else images
         return labelled_grid(list(images), labels, columns)
 
@@ -165,6 +169,35 @@ class Generated:
     def _chosen(self, i: int | None) -> list[int]:
         return list(range(len(self))) if i is None else [range(len(self))[i]]
 
+    def best(self, scores: ArrayLike, keep: int = 1) -> "Generated":
+        """Of each prompt the `keep` pictures with the highest scores, best first.
+
+        Args:
+          scores: [n], such as `jaxspec.match` gives, or any other measure of yours.
+          keep: pictures of each prompt.
+
+        Raises:
+          ValueError: not a finite score for each picture, or fewer than are kept.
+        """
+        if np.shape(scores) != (len(self),):
+            raise ValueError(
+                f"scores must be one a picture, [{len(self)}], not "
+                f"{list(np.shape(scores))}"
+            )
+        rows = best(scores, self.num_images, keep)
+        return replace(
+            self,
+            images=self.images[rows],
+            tokens=self.tokens[rows],
+            stats=jax.tree.map(lambda x: x[rows], self.stats),
+            prompts=[self.prompts[i] for i in rows],
+            seeds=[self.seeds[i] for i in rows],
+            numbers=[self.numbers[i] for i in rows],
+            stages={name: x[rows] for name, x in self.stages.items()},
+            num_images=keep,
+            scores=np.asarray(scores, np.float32)[rows],
+        )
+
     def save(self, folder) -> list[Path]:
         """Writes `000.png`, `001.png` ... and `generated.json`; returns the pictures.
 
@@ -200,6 +233,7 @@ class Generated:
                     "image": self.numbers[i],
                     "target_passes": int(self.stats.target_passes[i]),
                     "draft_passes": int(self.stats.draft_passes[i]),
+                    **({} if self.scores is None else {"score": float(self.scores[i])}),
                     "tokens": self.tokens[i].tolist(),
                     **{name: x[i].tolist() for name, x in self.stages.items()},
                 }
@@ -226,6 +260,7 @@ def generate(
     size: Size | str | None = None,
     method: Method | None = None,
     num_images: int = 1,
+    best_of: int = 1,
     seed: int = 0,
     guidance: float | None = None,
     temperature: float | None = None,
@@ -252,6 +287,9 @@ def generate(
         family draws.
       method: how to decode; plain AR by default.
       num_images: pictures of each prompt.
+      best_of: draws so many for each picture that is kept, and keeps those that match
+        their prompts best (see `jaxspec.match`). Each is what it is without: its number
+        says which one it was.
       seed: 0 to 2**32 - 1.
       guidance: 1 is off and costs half; 0 ignores the prompt.
       temperature: 0 is argmax.
@@ -274,6 +312,7 @@ def generate(
     """
     began = time.perf_counter()
     num_images = whole_number("num_images", num_images, 1)
+    best_of = whole_number("best_of", best_of, 1)
     batch_size = whole_number("batch_size", batch_size, 1)
     seed = whole_number("seed", seed, 0, 2**32 - 1)
     recipe = Recipe.create(
@@ -290,8 +329,11 @@ def generate(
         recipe = replace(recipe, params=shard(recipe.params, mesh))
     params = recipe.params
     asked = params.ask(prompts, semantic_tokens=semantic_tokens, features=features)
-    asked = asked.take(np.arange(len(asked.names)).repeat(num_images))
-    numbers = np.tile(np.arange(num_images), len(asked.names) // num_images)
+    if best_of > 1:
+        params.trained("matchers", recipe.size)  # raises where there is none
+    drawn = num_images * best_of
+    asked = asked.take(np.arange(len(asked.names)).repeat(drawn))
+    numbers = np.tile(np.arange(drawn), len(asked.names) // drawn)
     seconds = {"prompts": time.perf_counter() - began}
 
     recipe, batches = recipe.unstacked(), []
@@ -309,20 +351,24 @@ def generate(
     images = decode_tokens(params, stats.tokens)
     published = params.config.text.generated(*stats.tokens.shape[1:])
     seconds["pictures"] = time.perf_counter() - decoded
-    return Generated(
+    out = Generated(
         images=images,
         tokens=stats.tokens,
         stats=stats,
         prompts=asked.names,
         seeds=[seed] * len(numbers),
         numbers=numbers.tolist(),
-        settings=recipe.settings,
+        settings=recipe.settings | ({"best_of": best_of} if best_of > 1 else {}),
         seconds=seconds,
         stages={
             k: np.concatenate([b.stages[k] for b in batches]) for k in batches[0].stages
         },
         published_tokens=published if published > stats.tokens[0].size else None,
+        num_images=drawn,
     )
+    if best_of == 1:
+        return out
+    return out.best(match(params, out.tokens, out.prompts), num_images)
 
 
 def decode_tokens(params: Pipeline, tokens: ArrayLike) -> np.ndarray:

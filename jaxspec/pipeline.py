@@ -13,6 +13,7 @@ from jaxspec.models.chameleon import ChameleonGrid, ChameleonGridConfig
 from jaxspec.models.drafter import Eagle, EagleConfig
 from jaxspec.models.flashar import Flash, FlashConfig
 from jaxspec.models.lpd import LPDConfig, LPDNet
+from jaxspec.models.matcher import MatcherConfig
 from jaxspec.models.ssd import Spatial, SSDConfig
 from jaxspec.models.transformer import Transformer, TransformerConfig
 from jaxspec.models.upsampler import UpsamplerConfig
@@ -29,12 +30,13 @@ Prompts = str | int | Sequence[str | int]
 Decoder = TransformerConfig | ChameleonGridConfig
 _FAR = 1e3  # from any code, a coordinate
 
-# Networks beside the models, as errors name them, and the knob that takes another.
+# Networks beside the models, as errors name them, and what does without them.
 _TRAINED = {
-    "drafters": ("a drafter", "draft"),
-    "flashar": ("a FlashAR head", "head"),
-    "ssd": ("an SSD head", "head"),
-    "lpd": ("a model for LPD", "model"),
+    "drafters": ("a drafter", "give the method one, draft=..."),
+    "flashar": ("a FlashAR head", "give the method one, head=..."),
+    "ssd": ("an SSD head", "give the method one, head=..."),
+    "lpd": ("a model for LPD", "give the method one, model=..."),
+    "matchers": ("a matcher", "choose by scores of your own, Generated.best(scores)"),
 }
 
 
@@ -67,6 +69,7 @@ class PipelineConfig:
         size.
       flashar: (pixels, network) of each of FlashAR's heads, likewise.
       ssd: (pixels, network) of each of SSD's heads, as for the drafters.
+      matchers: (pixels, network) of each that tells how well pictures match captions.
       lpd: (pixels, network) of each of LPD's models, beside the decoder of that size.
     """
 
@@ -82,6 +85,7 @@ class PipelineConfig:
     flashar: tuple[tuple[int, FlashConfig], ...] = ()
     lpd: tuple[tuple[int, LPDConfig], ...] = ()
     ssd: tuple[tuple[int, SSDConfig], ...] = ()
+    matchers: tuple[tuple[int, MatcherConfig], ...] = ()
 
     def __post_init__(self):
         """Raises ValueError if the parts do not belong together."""
@@ -186,7 +190,8 @@ class Pipeline:
         if there are any, and what its reader has, such as
         {"text": {"table": [V, width]}}. EAGLE drafters, if there are any, are
         {"drafters": {"128": ...}}, FlashAR's heads {"flashar": {"128": ...}}, LPD's
-        models {"lpd": {"64": ...}}, SSD's heads {"ssd": {"128": ...}}.
+        models {"lpd": {"64": ...}}, SSD's heads {"ssd": {"128": ...}}, matchers
+        {"matchers": {"128": ...}}.
       config: static.
     """
 
@@ -341,7 +346,7 @@ class Pipeline:
         """Parameters and configuration of a network beside the model of one size.
 
         Args:
-          part: "drafters", "flashar", "ssd" or "lpd".
+          part: "drafters", "flashar", "ssd", "lpd" or "matchers".
           size: pixels a side.
 
         Raises:
@@ -349,11 +354,11 @@ class Pipeline:
         """
         size, networks = self.config.check_size(size), dict(getattr(self.config, part))
         if size not in networks:
-            what, knob = _TRAINED[part]
+            what, instead = _TRAINED[part]
             sizes = ", ".join(f"{x} px" for x in networks) or "no size"
             raise ValueError(
                 f"{self.config.name} has {what} for {sizes}, and none for "
-                f"{size_label(size)} px: give the method one, {knob}=..."
+                f"{size_label(size)} px: {instead}"
             )
         return self.params[part][size_label(size)], networks[size]
 

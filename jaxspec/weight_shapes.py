@@ -30,6 +30,7 @@ def stacked_params(config: "PipelineConfig") -> dict[str, Any]:
     heads = {str(size): abstract.flash(c) for size, c in config.flashar}
     others = {str(size): abstract.lpd(c) for size, c in config.lpd}
     spatial = {str(size): abstract.ssd(c) for size, c in config.ssd}
+    matchers = {str(size): abstract.matcher(c) for size, c in config.matchers}
     return {
         "decoders": {
             size_label(size): abstract.network(c) for size, c in config.decoders
@@ -41,6 +42,7 @@ def stacked_params(config: "PipelineConfig") -> dict[str, Any]:
         **({"flashar": heads} if heads else {}),
         **({"lpd": others} if others else {}),
         **({"ssd": spatial} if spatial else {}),
+        **({"matchers": matchers} if matchers else {}),
     }
 
 

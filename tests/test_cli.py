@@ -98,6 +98,7 @@ def test_settings_reach_the_library_and_defaults_stay_its_own(calls):
     run("generate", "a", "--temperature", "0", "--top-p", "0.9", "--num-images", "2")
     unset = dict.fromkeys(["size", "guidance", "temperature", "top_k", "top_p"])
     unset |= {"num_images": 1, "seed": 0, "progress": None, "method": None}
+    unset |= {"best_of": 1}
     assert [prompts for _, prompts, _ in calls] == [["a", "b"], ["a"]]
     assert calls[0][2] == unset | {"seed": 3, "guidance": 2.5, "top_k": 50}
     assert calls[1][2] == unset | {"temperature": 0, "top_p": 0.9, "num_images": 2}

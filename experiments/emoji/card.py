@@ -58,13 +58,13 @@ Pictures of 128 px drawn from captions, mean over {seeds} seeds (and standard de
 from seed to seed); `real` are the true drawings:
 
 {pictures}
-{large}
+{best}{large}
 ## Other networks
 
 For faster decoding the folder holds, by the sizes that they were trained for: EAGLE's
 drafters ({drafters}), FlashAR's heads ({flashar}), SSD's heads ({ssd}), models for LPD
 ({lpd}), and networks that change the size of code grids ({upsamplers}). What they are
-worth: `docs/methods.md`.
+worth: `docs/methods.md`. A matcher ({matchers}) chooses among several draws.
 
 ## Limits
 
@@ -113,10 +113,27 @@ def _large(report: dict) -> str:
     return "".join(parts)
 
 
+def _best(report: dict) -> str:
+    """What the best of several draws are, if that was measured."""
+    if "best" not in report:
+        return ""
+    real = report["matcher"]
+    shares = ", ".join(f"{real[s]['r5']:.2f} of {s}" for s in ("test_pair", "train"))
+    pictures = {"pictures": report["best"], "real": report["real"]}
+    return (
+        "\nOf eight draws each, the one that the family's matcher chose "
+        "(`--best-of 8`). The matcher\n(a small network on codes, trained on `train`; "
+        "it shares nothing with the measures but\nthe words' vectors) finds the label "
+        f"among its five best for {shares}\nreal drawings:\n\n{_pictures(pictures)}\n"
+    )
+
+
 def _commands(report: dict) -> str:
     command = f"`{report['command']}`"
     if "sizes_command" in report:
         command += f", and the sizes by `{report['sizes_command']}`"
+    if "best_command" in report:
+        command += f", the best of eight by `{report['best_command']}`"
     return command
 
 
@@ -158,11 +175,13 @@ def write(pipeline: Pipeline, report: dict) -> str:
         vq=_vq(report),
         nats=_nats(report),
         pictures=_pictures(report),
+        best=_best(report),
         large=_large(report),
         drafters=_sizes(config.drafters),
         flashar=_sizes(config.flashar),
         lpd=_sizes(config.lpd),
         ssd=_sizes(config.ssd),
+        matchers=_sizes(config.matchers),
         upsamplers=", ".join(f"{a} to {b} px" for a, b, _ in config.upsamplers),
         seeds=seeds,
         limits=LIMITS,

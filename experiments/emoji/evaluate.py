@@ -22,9 +22,13 @@ import jaxspec
 from experiments.emoji import card, data, metrics
 from experiments.emoji.codes import caption_pieces
 from experiments.emoji.train_ar import caption_kinds, nats
+from experiments.emoji.train_matcher import found
 from experiments.emoji.train_vq import psnr
 from jaxspec.figures import labelled_grid
+from jaxspec.models.matcher import Matcher
+from jaxspec.pixels import codebook
 
+BEST_OF = 8
 GUIDANCES = (1.0, 1.5, 2.0, 3.0)
 PROMPTS = {
     "train concept": (
@@ -184,9 +188,30 @@ def measure_pictures(
     return out
 
 
+def measure_matcher(pipeline, drawings, count: int) -> dict:
+    """R@1 and R@5 of real drawings by the family's matcher, by split."""
+    size = pipeline.config.defaults.size
+    params, config = pipeline.trained("matchers", size)
+    codes = np.asarray(codebook(pipeline.config.vq, pipeline.params["vq"]))
+    out = {}
+    for split in ("test_pair", "val_concept", "train"):
+        chosen = metrics.evaluation_set(drawings, split, count)
+        parts = np.array_split(drawings.images[size][chosen], 10)
+        tokens = np.concatenate([pipeline.encode(x) for x in parts])
+        captions = pipeline.condition([drawings.caption(i) for i in chosen])
+        towers = jax.jit(Matcher(config).apply)(params, codes[tokens], captions)
+        labels = drawings.label[chosen]
+        out[split] = {f"r{k}": found(*towers, labels, k) for k in (1, 5)}
+        out[split] |= {"candidates": len(set(labels))}
+    return out
+
+
 def contact_sheet(pipeline, path: Path, guidance: float) -> None:
+    """The fixed prompts, of each the best of eight."""
     prompts = [prompt for group in PROMPTS.values() for prompt in group]
-    out = jaxspec.generate(pipeline, prompts, guidance=guidance, seed=0)
+    out = jaxspec.generate(
+        pipeline, prompts, guidance=guidance, seed=0, best_of=BEST_OF
+    )
     sheet = labelled_grid(list(out.images), prompts, columns=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     made_by = PngInfo()
@@ -208,6 +233,13 @@ def main(
     count: Annotated[int, typer.Option(help="Pictures of each split.")] = 300,
     seeds: Annotated[int, typer.Option(help="Seeds, for the spread.")] = 3,
     sheet_only: Annotated[bool, typer.Option(help="Draw the sheet only.")] = False,
+    best_only: Annotated[
+        bool,
+        typer.Option(
+            help="After a matcher was trained: measure the best of eight draws, draw "
+            "the sheet, keep the rest."
+        ),
+    ] = False,
     sizes_only: Annotated[
         bool,
         typer.Option(
@@ -224,19 +256,22 @@ def main(
         return
     ref = metrics.reference(drawings, folder)
     path = family / "metrics.json"
-    report: dict = json.loads(path.read_text()) if sizes_only else {}
+    some = sizes_only or best_only
+    report: dict = json.loads(path.read_text()) if some else {}
     command = f"python -m experiments.emoji.evaluate --count {count} --seeds {seeds}"
     report |= {"sizes_command": f"{command} --sizes-only"} if sizes_only else {}
-    report |= {} if sizes_only else {"command": command}
+    report |= {"best_command": f"{command} --best-only"} if best_only else {}
+    report |= {} if some else {"command": command}
 
     def add(name, values):
         report[name] = rounded(values)
         print(json.dumps({name: report[name]}), flush=True)
         path.write_text(json.dumps(report, indent=1) + "\n")
 
-    add("vq", measure_vq(pipeline, drawings, ref, report.get("vq", {})))
-    add("nats", measure_nats(pipeline, drawings, count, report.get("nats", {})))
-    if not sizes_only:
+    if not best_only:
+        add("vq", measure_vq(pipeline, drawings, ref, report.get("vq", {})))
+        add("nats", measure_nats(pipeline, drawings, count, report.get("nats", {})))
+    if not some:
         add("real", real_drawings(drawings, ref, count))
         guidance, table = choose_guidance(pipeline, drawings, ref, count)
         add("guidance", {"chosen": guidance, "val_concept": table})
@@ -244,11 +279,15 @@ def main(
     measured = lambda **settings: measure_pictures(
         pipeline, drawings, ref, seeds, count, guidance=guidance, **settings
     )
-    if not sizes_only:
+    if not some:
         add("pictures", measured())
+    if not sizes_only:
+        add("matcher", measure_matcher(pipeline, drawings, count))
+        add("best", measured(best_of=BEST_OF))
         contact_sheet(pipeline, sheet, guidance)
     large = [s for s in pipeline.config.sizes if s > pipeline.config.defaults.size]
-    add("large", {str(size): measured(size=size) for size in large})
+    if not best_only:
+        add("large", {str(size): measured(size=size) for size in large})
     (family / "MODEL_CARD.md").write_text(card.write(pipeline, report))
 
 

@@ -13,6 +13,7 @@ from experiments.emoji import (
     train_drafter,
     train_flashar,
     train_lpd,
+    train_matcher,
     train_ssd,
     train_upsampler,
 )
@@ -86,6 +87,16 @@ def lpd_models(folder: Path) -> tuple[tuple, dict]:
     return tuple(configs), {"lpd": params} if params else {}
 
 
+def matchers(folder: Path) -> tuple[tuple, dict]:
+    """Configurations and parameters of those trained in `folder`."""
+    configs, params = [], {}
+    for stage, settings in train_matcher.STAGES.items():
+        if (folder / stage / PARAMS).exists():
+            configs.append((settings.size, settings.model))
+            params[str(settings.size)] = load_params(folder / stage)["network"]
+    return tuple(configs), {"matchers": params} if params else {}
+
+
 def assemble(
     folder: Path,
     vq: VQConfig,
@@ -115,8 +126,11 @@ def assemble(
     heads, trained_heads = flashar_heads(folder)
     models, trained_models = lpd_models(folder)
     spatial, trained_spatial = ssd_heads(folder)
+    choosing, trained_choosing = matchers(folder)
     config = replace(config, drafters=networks, flashar=heads, lpd=models, ssd=spatial)
+    config = replace(config, matchers=choosing)
     params |= trained | trained_heads | trained_models | trained_spatial
+    params |= trained_choosing
     return Pipeline(params, config)
 
 

@@ -5,13 +5,15 @@ python -m experiments.emoji.train --stage all
 Stages: prepare (render the drawings), text (tables of word pieces), vq, codes, 32, 64,
 128, 128-long, 256, networks that enlarge codes (upsampler-64-128 ...) and make them
 small (downsampler-128-64 ...), drafter (of 128 px), drafter-256, FlashAR's heads
-(flashar-128 ...), LPD's models (lpd-64, lpd-128), SSD's head (ssd-128), export. All
+(flashar-128 ...), LPD's models (lpd-64, lpd-128), SSD's head (ssd-128), the network
+that chooses among pictures (matcher-128), export. All
 goes to `runs/emoji`; `export` writes the family's folder. `--smoke` is a run of a
 minute that shows that all of it works.
 """
 
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -24,7 +26,7 @@ STAGES = (
     *("upsampler-64-128-pixels", "upsampler-64-128-patches"),
     *("drafter", "drafter-256", "flashar-128", "flashar-128-unfrozen"),
     *("flashar-256", "flashar-256-unfrozen", "zipar-128", "zipar-256"),
-    *("lpd-64", "lpd-128", "ssd-128", "export"),
+    *("lpd-64", "lpd-128", "ssd-128", "matcher-128", "export"),
 )
 
 
@@ -43,6 +45,7 @@ def run_stage(stage: str, folder: Path, smoke: bool, out: Path) -> None:
     from safetensors.numpy import load_file
 
     from experiments.emoji import (
+        augment,
         codes,
         data,
         export,
@@ -51,6 +54,7 @@ def run_stage(stage: str, folder: Path, smoke: bool, out: Path) -> None:
         train_drafter,
         train_flashar,
         train_lpd,
+        train_matcher,
         train_ssd,
         train_upsampler,
         train_vq,
@@ -67,6 +71,7 @@ def run_stage(stage: str, folder: Path, smoke: bool, out: Path) -> None:
     settings = settings or train_flashar.STAGES.get(stage)
     settings = settings or train_lpd.STAGES.get(stage)
     settings = settings or train_ssd.STAGES.get(stage)
+    settings = settings or train_matcher.STAGES.get(stage)
     settings = settings or train_zipar.STAGES.get(stage)
     sizes = [settings.size] if settings else data.SIZES
     sizes = [between.source, between.wanted] if between else sizes
@@ -112,6 +117,15 @@ def run_stage(stage: str, folder: Path, smoke: bool, out: Path) -> None:
         table,
         codebook,
     )
+    if isinstance(settings, train_matcher.MatcherTraining):
+        own, images = load_codes(settings.size), drawings.images[settings.size]
+        encode = partial(codes.encode, vq.model, vq_params)
+        moved = augment.codes_of_moved(
+            folder / f"moved-{settings.size}.npz", images, own.mirrors, encode, 4
+        )
+        pairs = train_matcher.Pairs.create(own, moved, drawings, corpus, codebook)
+        train_matcher.train(settings, pairs, drawings, folder / stage)
+        return
     smaller = load_params(folder / settings.start) if settings.start else None
     if isinstance(settings, train_drafter.DrafterTraining):
         family = export.assemble(folder, *parts)

@@ -37,6 +37,7 @@ from jaxspec.models.chameleon import ChameleonGridConfig
 from jaxspec.models.flashar import FlashConfig
 from jaxspec.models.int8 import has_int8
 from jaxspec.models.lpd import LPDConfig
+from jaxspec.models.matcher import MatcherConfig
 from jaxspec.models.ssd import SSDConfig
 from jaxspec.models.stacks import stack
 from jaxspec.models.transformer import TransformerConfig
@@ -116,7 +117,7 @@ def config_to_json(config: PipelineConfig) -> dict[str, Any]:
         for before, after, c in config.upsamplers
     }
     out["drafters"] = {str(size): dataclasses.asdict(c) for size, c in config.drafters}
-    for part in ("flashar", "lpd", "ssd"):
+    for part in ("flashar", "lpd", "ssd", "matchers"):
         networks = getattr(config, part)
         out[part] = {str(size): dataclasses.asdict(c) for size, c in networks}
     text = {"kind": config.text.kind, **out["text"]}
@@ -151,6 +152,7 @@ def _config_from_json(values: dict[str, Any], folder: Path) -> PipelineConfig:
             "flashar": by_size(values.get("flashar", {}), FlashConfig),
             "lpd": by_size(values.get("lpd", {}), LPDConfig),
             "ssd": by_size(values.get("ssd", {}), SSDConfig),
+            "matchers": by_size(values.get("matchers", {}), MatcherConfig),
             "upsamplers": upsamplers,
             "vq": from_dict(VQConfig, values["vq"]),
             "text": from_dict(reader, text),

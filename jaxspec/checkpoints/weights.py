@@ -25,7 +25,7 @@ from jaxspec.sharding import of_layer
 # (name, a layer's weight) -> what is kept of it.
 Turn = Callable[[str, jax.Array], Any]
 # Of these, each model has a file of its own.
-SEVERAL = ("decoders", "upsamplers", "drafters", "flashar", "lpd", "ssd")
+SEVERAL = ("decoders", "upsamplers", "drafters", "flashar", "lpd", "ssd", "matchers")
 
 
 def to_files(flat: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -15,6 +15,7 @@ from jaxspec.models.flashar import FlashConfig, FlashHead
 from jaxspec.models.llama import Llama, LlamaConfig
 from jaxspec.models.llama import layer_shapes as llama_layer_shapes
 from jaxspec.models.lpd import LPDConfig, LPDNet
+from jaxspec.models.matcher import Matcher, MatcherConfig
 from jaxspec.models.qwen2 import Qwen2Config
 from jaxspec.models.ssd import SSDConfig, SSDHead
 from jaxspec.models.t5 import T5Config, T5Encoder
@@ -74,6 +75,14 @@ def ssd(config: SSDConfig) -> Any:
     """Of `SSDHead`."""
     x = jax.ShapeDtypeStruct((1, 1, config.target.width), jnp.float32)
     return _init(SSDHead(config).init, x, x)
+
+
+def matcher(config: MatcherConfig) -> Any:
+    """Of `Matcher`."""
+    side = 2 ** len(config.blocks)
+    grid = jax.ShapeDtypeStruct((1, side, side, config.code_width), jnp.float32)
+    caption = jax.ShapeDtypeStruct((1, 1, config.text_width), jnp.float32)
+    return _init(Matcher(config).init, grid, caption)
 
 
 def llama(config: LlamaConfig) -> Any:

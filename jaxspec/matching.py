@@ -1,0 +1,70 @@
+"""Choosing among several pictures of a prompt, by how well they match it."""
+
+from functools import partial
+
+import jax
+import numpy as np
+from numpy.typing import ArrayLike
+
+from jaxspec.models.matcher import Matcher, MatcherConfig
+from jaxspec.pipeline import Pipeline, Prompts
+from jaxspec.pixels import codebook
+from jaxspec.sharding import on_host
+
+AT_ONCE = 256  # pictures
+
+
+def match(params: Pipeline, tokens: ArrayLike, prompts: Prompts) -> np.ndarray:
+    """How well pictures match their prompts, by the family's own matcher.
+
+    Args:
+      params: from `jaxspec.load`.
+      tokens: code grids int32 [n, h, w] of a size that the family has a matcher for.
+      prompts: of each, n of them.
+
+    Returns:
+      Cosines float32 [n], -1 to 1. They compare pictures of one prompt; pictures of
+      different prompts they hardly compare.
+
+    Raises:
+      ValueError: no grids of codes, not a prompt each, or there is no matcher.
+    """
+    tokens = np.asarray(tokens)
+    if tokens.ndim != 3 or not tokens.size:
+        raise ValueError(f"tokens must be grids [n, h, w], not {list(tokens.shape)}")
+    condition, ids = params.read(prompts)
+    if len(ids) != len(tokens):
+        raise ValueError(f"{len(tokens)} pictures have {len(ids)} prompts")
+    factor = params.config.vq.factor
+    h, w = (side * factor for side in tokens.shape[1:])
+    weights, config = params.trained("matchers", h if h == w else (h, w))
+    latents = on_host(codebook(params.config.vq, params.params["vq"]))[tokens]
+    condition = np.asarray(condition)
+    starts = range(0, len(tokens), AT_ONCE)
+    parts = [
+        _cosines(config, weights, latents[i : i + AT_ONCE], condition[i : i + AT_ONCE])
+        for i in starts
+    ]
+    return np.concatenate([on_host(part) for part in parts])
+
+
+@partial(jax.jit, static_argnums=0)
+def _cosines(config: MatcherConfig, params, latents, condition) -> jax.Array:
+    picture, caption = Matcher(config).apply(params, latents, condition)
+    return (picture * caption).sum(-1)
+
+
+def best(scores: ArrayLike, each: int, keep: int) -> np.ndarray:
+    """Rows of the `keep` highest of scores [n] among each `each` in a row, best first.
+
+    Raises:
+      ValueError: a score is not finite, or there are fewer than are to be kept.
+    """
+    scores = np.asarray(scores, float)
+    if not np.isfinite(scores).all():
+        raise ValueError(f"score {np.argmin(np.isfinite(scores))} is not finite")
+    if not 0 < keep <= each:
+        raise ValueError(f"keep must be 1 to {each}, the pictures of each prompt")
+    groups = scores.reshape(-1, each)
+    order = np.argsort(-groups, axis=1, kind="stable")[:, :keep]
+    return (order + each * np.arange(len(groups))[:, None]).reshape(-1)
