@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 
 import jaxspec
-from experiments.emoji import codes, data, text_table, train, train_ar, train_vq
+from experiments.emoji import (
+    codes,
+    data,
+    text_table,
+    train,
+    train_ar,
+    train_matcher,
+    train_vq,
+)
 from jaxspec.models.cache import Cache
 from jaxspec.models.transformer import (
     Transformer,
@@ -295,7 +303,9 @@ def last_row(folder) -> dict:
 
 
 def test_smoke_run_from_drawings_to_a_family(stages, tmp_path, monkeypatch):
-    for stage in ("vq", "codes", "32", "export"):
+    matcher = replace(train_matcher.STAGES["matcher-128"], size=32)
+    monkeypatch.setitem(train_matcher.STAGES, "matcher-128", matcher)
+    for stage in ("vq", "codes", "32", "matcher-128", "export"):
         stages(stage)
     for stage, name in {"vq": "psnr_64", "32": "val_concept_shuffled"}.items():
         row = last_row(tmp_path / stage)
@@ -311,9 +321,14 @@ def test_smoke_run_from_drawings_to_a_family(stages, tmp_path, monkeypatch):
         family.params["decoders"]["32"],
         unstacked(model, train_ar.fold(model, small, codebook)),
     )
-    out = jaxspec.generate(family, "blue hat")
-    assert out.images.shape == (1, 32, 32, 3)
+    out = jaxspec.generate(family, "blue hat", best_of=2)
+    assert out.images.shape == (1, 32, 32, 3) and np.isfinite(out.scores).all()
+    assert last_row(tmp_path / "matcher-128")["train_r5"] > 0
 
+    varied = replace(train_ar.STAGES["128-varied"], size=32, depth=2, start="32")
+    monkeypatch.setitem(train_ar.STAGES, "128-varied", varied)
+    stages("128-varied")
+    assert np.isfinite(last_row(tmp_path / "128-varied")["loss"])
     stages("32")  # done already: nothing is added
     last_row(tmp_path / "32")
     # The next size starts from this one's average.

@@ -3,11 +3,11 @@
 python -m experiments.emoji.train --stage all
 
 Stages: prepare (render the drawings), text (tables of word pieces), vq, codes, 32, 64,
-128, 128-long, 256, networks that enlarge codes (upsampler-64-128 ...) and make them
-small (downsampler-128-64 ...), drafter (of 128 px), drafter-256, FlashAR's heads
-(flashar-128 ...), LPD's models (lpd-64, lpd-128), SSD's head (ssd-128), the network
-that chooses among pictures (matcher-128), export. All
-goes to `runs/emoji`; `export` writes the family's folder. `--smoke` is a run of a
+128, 128-long, 128-varied, 256, networks that enlarge codes (upsampler-64-128 ...) and
+make them small (downsampler-128-64 ...), drafter (of 128 px), drafter-256, FlashAR's
+heads (flashar-128 ...), LPD's models (lpd-64, lpd-128), SSD's head (ssd-128), the
+network that chooses among pictures (matcher-128), export. All goes to `runs/emoji`;
+`export` writes the family's folder. `--smoke` is a run of a
 minute that shows that all of it works.
 """
 
@@ -21,7 +21,7 @@ import typer
 
 STAGES = (
     *("prepare", "text", "vq", "codes"),
-    *("32", "64", "128", "128-long", "256"),
+    *("32", "64", "128", "128-long", "128-varied", "256"),
     *("upsampler-64-128", "downsampler-128-64", "upsampler-128-256"),
     *("upsampler-64-128-pixels", "upsampler-64-128-patches"),
     *("drafter", "drafter-256", "flashar-128", "flashar-128-unfrozen"),
@@ -117,13 +117,17 @@ def run_stage(stage: str, folder: Path, smoke: bool, out: Path) -> None:
         table,
         codebook,
     )
-    if isinstance(settings, train_matcher.MatcherTraining):
-        own, images = load_codes(settings.size), drawings.images[settings.size]
+
+    def variants(name: str, kinds: tuple[str, ...]) -> augment.Variants:
         encode = partial(codes.encode, vq.model, vq_params)
-        moved = augment.codes_of_moved(
-            folder / f"moved-{settings.size}.npz", images, own.mirrors, encode, 4
+        images, mirrors = drawings.images[settings.size], codes.may_mirror(drawings)
+        return augment.load(folder / name, images, mirrors, encode, kinds)
+
+    if isinstance(settings, train_matcher.MatcherTraining):
+        moved = variants(f"moved-{settings.size}.npz", ("moved",) * 4).tokens
+        pairs = train_matcher.Pairs.create(
+            load_codes(settings.size), moved, drawings, corpus, codebook
         )
-        pairs = train_matcher.Pairs.create(own, moved, drawings, corpus, codebook)
         train_matcher.train(settings, pairs, drawings, folder / stage)
         return
     smaller = load_params(folder / settings.start) if settings.start else None
@@ -149,6 +153,9 @@ def run_stage(stage: str, folder: Path, smoke: bool, out: Path) -> None:
         target = of_family()[str(settings.size)]
         train_zipar.train(settings, target, corpus, drawings, folder / stage)
         return
+    if settings.variants:
+        made = variants(f"variants-{settings.size}.npz", settings.variants)
+        corpus = corpus.with_variants(made, text, drawings)
     train_ar.train(settings, corpus, drawings, codebook, folder / stage, smaller)
 
 

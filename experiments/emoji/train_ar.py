@@ -9,7 +9,7 @@ the identity.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import jax
@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from experiments.emoji.augment import TOLD, Variants, name_colour
 from experiments.emoji.codes import SLOTS, Codes, caption_pieces
 from experiments.emoji.data import Drawings
 from jaxspec.models.transformer import Transformer, TransformerConfig
@@ -53,6 +54,9 @@ class ARTraining:
       tags: share of captions followed by some of the drawing's tags.
       fall: share of the steps over which the rate falls, at their end.
       start: stage whose weights this one starts from; None is from scratch.
+      variants: of the drawings, by kind (see `augment`); those that captions name last.
+      told: share of drawings that are one of the others.
+      named: share that are one of those named, where the drawing has one.
     """
 
     size: int
@@ -70,6 +74,9 @@ class ARTraining:
     text_width: int = 64
     fall: float = 0.3
     start: str | None = None
+    variants: tuple[str, ...] = ()
+    told: float = 0.0
+    named: float = 0.0
 
     @property
     def model(self) -> TransformerConfig:
@@ -80,6 +87,20 @@ STAGES = {
     "32": ARTraining(size=32, depth=2, steps=1600, batch=32, rate=2e-3),
     "64": ARTraining(size=64, depth=4, steps=4800, batch=16, rate=1.5e-3, start="32"),
     "128": ARTraining(size=128, depth=5, steps=6600, batch=12, rate=1.2e-3, start="64"),
+    # Not packaged: of each size that is which comes last.
+    "128-varied": ARTraining(
+        size=128,
+        depth=5,
+        steps=6000,
+        batch=12,
+        rate=1e-3,
+        tags=0.2,
+        mirror=0.0,
+        start="128",
+        variants=("varied",) * 6 + ("named",) * 2,
+        told=0.45,
+        named=0.15,
+    ),
     "128-long": ARTraining(
         size=128,
         depth=5,
@@ -107,6 +128,8 @@ class Corpus:
     tags: list  # [M] lists of lists of pieces
     table: np.ndarray  # float32 [V, text_width]
     nearest: np.ndarray  # int16 [codes, 8], each code's nearest others
+    variants: Variants | None = None
+    named: np.ndarray | None = None  # int32 [K, M, slots], pieces of variants named
 
     @staticmethod
     def create(
@@ -127,6 +150,16 @@ class Corpus:
             order[:, 1:9].astype(np.int16),
         )
 
+    def with_variants(
+        self, variants: Variants, text: PieceText, drawings: Drawings
+    ) -> "Corpus":
+        """With variants of the drawings, and their captions where these name them."""
+        named = np.tile(self.pieces, (len(variants.tokens), 1, 1))
+        for k, i in np.argwhere(variants.colours != ""):
+            label = name_colour(drawings.label[i], variants.colours[k, i])
+            named[k, i] = text.pieces(f"{drawings.style[i]} {label}")
+        return replace(self, variants=variants, named=named)
+
     def condition(self, pieces: np.ndarray) -> np.ndarray:
         return self.table[pieces]
 
@@ -140,15 +173,47 @@ def make_batch(settings: ARTraining, corpus: Corpus, train: np.ndarray, step: in
     rng = np.random.default_rng((settings.seed, step, 1))
     mirrored = corpus.mirrors[chosen] & (rng.random(len(chosen)) < settings.mirror)
     targets = corpus.tokens[mirrored.astype(int), chosen].astype(np.int32)
+    pieces = corpus.pieces[chosen].copy()
+    told = choose_variants(settings, corpus, chosen, step, targets, pieces)
     rate = rng.random((len(chosen), 1)) * settings.corruption
     other = corpus.nearest[targets, rng.integers(0, 8, targets.shape)]
     inputs = np.where(rng.random(targets.shape) < rate, other, targets)
-    pieces = corpus.pieces[chosen].copy()
     for row, drawing in zip(pieces, chosen, strict=True):
         if rng.random() < settings.tags:
             append_tags(row, corpus.tags[drawing], rng)
     pieces[rng.random(len(chosen)) < settings.unconditional] = 0
-    return inputs.astype(np.int32), targets, corpus.condition(pieces)
+    condition = corpus.condition(pieces)
+    condition[told.any(-1), -1] = 0
+    condition[:, -1, : told.shape[1]] += told
+    return inputs.astype(np.int32), targets, condition
+
+
+def choose_variants(
+    settings: ARTraining, corpus: Corpus, chosen: np.ndarray, step: int, targets, pieces
+) -> np.ndarray:
+    """Puts variants of some drawings, and their captions, in place of these.
+
+    Returns:
+      What the transformer is told, float32 [B, TOLD]; of all but those told, zeros.
+    """
+    told = np.zeros((len(chosen), TOLD if corpus.variants else 0), np.float32)
+    if corpus.variants is None:
+        return told
+    rng = np.random.default_rng((settings.seed, step, 2))
+    named = settings.variants.count("named")
+    others = len(settings.variants) - named
+    for row, drawing in enumerate(chosen):
+        kind = rng.random()
+        if kind < settings.told:
+            k = rng.integers(others)
+        elif kind < settings.told + settings.named:
+            k = others + rng.integers(named)
+        else:
+            continue
+        targets[row] = corpus.variants.tokens[k, drawing]
+        pieces[row] = corpus.named[k, drawing]
+        told[row] = corpus.variants.told[k, drawing]
+    return told
 
 
 def on_splits(

@@ -27,7 +27,7 @@ class MatcherTraining:
 
     Attributes:
       batch: pairs a step, divisible by the number of devices.
-      moved: share of pictures that are moved drawings (`codes.load_moved`).
+      moved: share of pictures that are moved drawings (`augment.moved`).
       corruption: largest share of codes replaced by one of their 8 nearest; each
         picture draws its own share below it.
       dropout: of the pooled channels.
