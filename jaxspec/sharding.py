@@ -46,7 +46,7 @@ Rule = tuple[str, P]
 # (see `of_layer`). Matrices side by side in one, such as "qkv", are split by their
 # rows, which are whole in each, until they come apart.
 RULES: tuple[Rule, ...] = (
-    (r"^(vq|upsamplers|text)/", P()),  # small
+    (r"^(vq|upsamplers|matchers|text)/", P()),  # small
     # One layer each, not stacked.
     (
         r"^(drafters|ssd)/.*/(qkv|query|key_value|attention_out|gate_up|down)$",
