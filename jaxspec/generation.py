@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from jaxspec.decoding import Decoded, Method
 from jaxspec.figures import atomically, labelled_grid, save_png
 from jaxspec.maps import BLANK, blanked, map_sheet, moments
-from jaxspec.matching import best, match
+from jaxspec.matching import best, match_shown
 from jaxspec.pipeline import Pipeline, Prompts
 from jaxspec.recipe import Progress, Recipe, faults, filled, whole_number
 from jaxspec.sampling import image_keys
@@ -214,10 +214,15 @@ class Generated:
         return paths
 
     def summary(self) -> dict[str, float]:
-        """Counts of all pictures (see `Decoded.summary`), and `published_tokens`."""
+        """Counts of all pictures that were kept (see `Decoded.summary`).
+
+        And `published_tokens`, and `best_of` how many draws each was chosen.
+        """
         counts = self.stats.summary()
         if self.published_tokens is not None:
             counts["published_tokens"] = self.published_tokens
+        if "best_of" in self.settings:
+            counts["best_of"] = self.settings["best_of"]
         return counts
 
     def to_json(self) -> str:
@@ -368,7 +373,8 @@ def generate(
     )
     if best_of == 1:
         return out
-    return out.best(match(params, out.tokens, out.prompts), num_images)
+    shown = params.show(asked, image_keys(seed, asked.ids, numbers))
+    return out.best(match_shown(params, out.tokens, shown.condition), num_images)
 
 
 def decode_tokens(params: Pipeline, tokens: ArrayLike) -> np.ndarray:

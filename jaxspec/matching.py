@@ -1,6 +1,7 @@
 """Choosing among several pictures of a prompt, by how well they match it."""
 
 from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
@@ -35,6 +36,12 @@ def match(params: Pipeline, tokens: ArrayLike, prompts: Prompts) -> np.ndarray:
     condition, ids = params.read(prompts)
     if len(ids) != len(tokens):
         raise ValueError(f"{len(tokens)} pictures have {len(ids)} prompts")
+    params.check_codes(tokens)
+    return match_shown(params, tokens, condition)
+
+
+def match_shown(params: Pipeline, tokens: np.ndarray, condition: Any) -> np.ndarray:
+    """`match`, of what prompts were read as: vectors [n, P, width]."""
     factor = params.config.vq.factor
     h, w = (side * factor for side in tokens.shape[1:])
     weights, config = params.trained("matchers", h if h == w else (h, w))

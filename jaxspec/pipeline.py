@@ -398,12 +398,7 @@ class Pipeline:
           ValueError: a token is not a code.
         """
         tokens = np.asarray(tokens)
-        codes = self.config.vq.codebook_size
-        if tokens.size and not (0 <= tokens.min() and tokens.max() < codes):
-            raise ValueError(
-                f"tokens run from {tokens.min()} to {tokens.max()}; the codebook has "
-                f"codes 0 to {codes - 1}"
-            )
+        self.check_codes(tokens)
         config, params = self.config, self.params["vq"]
         mesh, count = mesh_of(params), len(tokens)
         tokens = np.pad(
@@ -411,6 +406,15 @@ class Pipeline:
         )
         images = pictures(config.vq, config.pixels, params, by_image(mesh, tokens))
         return on_host(images)[:count]
+
+    def check_codes(self, tokens: np.ndarray) -> None:
+        """Raises ValueError if a token is not a code."""
+        codes = self.config.vq.codebook_size
+        if tokens.size and not (0 <= tokens.min() and tokens.max() < codes):
+            raise ValueError(
+                f"tokens run from {tokens.min()} to {tokens.max()}; the codebook has "
+                f"codes 0 to {codes - 1}"
+            )
 
     def encode(self, images: np.ndarray) -> np.ndarray:
         """Code grids int32 [B, h, w] of pictures uint8 [B, H, W, 3].

@@ -77,6 +77,11 @@ def test_best_of_draws_more_and_keeps_what_matches_best(family, drawn):
     two = jaxspec.generate(family, PROMPTS[1], num_images=2, best_of=2, seed=3)
     assert two.numbers == np.argsort(-want[1])[:2].tolist()
     assert "best_of" not in drawn.settings and drawn.scores is None
+    assert out.summary()["best_of"] == 4 and "best_of" not in drawn.summary()
+    # A prompt is read once: what is said about it is said once.
+    with pytest.warns(UserWarning, match="kept") as said:
+        jaxspec.generate(family, "red heart hat hat hat hat", best_of=3)
+    assert len(said) == 1
 
 
 def test_match_is_the_cosine_of_both_towers(family, drawn):
@@ -109,6 +114,8 @@ def test_what_cannot_be_chosen_is_refused(family, drawn):
         jaxspec.generate(family, "red heart", best_of=0)
     with pytest.raises(ValueError, match="12 pictures have 1 prompts"):
         jaxspec.match(family, drawn.tokens, "red heart")
+    with pytest.raises(ValueError, match="codes 0 to"):
+        jaxspec.match(family, drawn.tokens - 99, drawn.prompts)
     with pytest.raises(ValueError, match="tokens must be grids"):
         jaxspec.match(family, drawn.tokens[0], "red heart")
 
