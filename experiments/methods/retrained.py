@@ -6,12 +6,14 @@ from typing import Any
 
 import jax
 
+from experiments.emoji.train_ar import fold
 from experiments.methods.contestants import Contestant
 from jaxspec.decoding import Decoded, Method, Target, method_class
 from jaxspec.methods import AR, FlashAR, ZipAR
 from jaxspec.models.flashar import Flash
 from jaxspec.models.transformer import unstacked
 from jaxspec.pipeline import Pipeline
+from jaxspec.pixels import codebook
 from jaxspec.training.loop import PARAMS, load_params
 
 
@@ -42,9 +44,13 @@ class Retrained:
 
 
 def retrained(pipeline: Pipeline, folder: Path) -> list[Contestant]:
-    """FlashAR and ZipAR with targets trained for them, where `folder` has those."""
-    size = pipeline.config.defaults.size
-    return _flashar(pipeline, folder, size) + _zipar(pipeline, folder, size)
+    """Methods with targets that were trained in another way, where `folder` has those.
+
+    FlashAR and ZipAR with targets trained for them, and AR with one that was trained on
+    variants of the drawings.
+    """
+    size, made = pipeline.config.defaults.size, (_flashar, _zipar, _varied)
+    return [each for make in made for each in make(pipeline, folder, size)]
 
 
 def _flashar(pipeline: Pipeline, folder: Path, size: int) -> list[Contestant]:
@@ -69,3 +75,13 @@ def _zipar(pipeline: Pipeline, folder: Path, size: int) -> list[Contestant]:
         Contestant(f"{name}-trained", Retrained(method, params), "biased")
         for name, method in methods.items()
     ]
+
+
+def _varied(pipeline: Pipeline, folder: Path, size: int) -> list[Contestant]:
+    stage = folder / f"{size}-varied"
+    if not (stage / PARAMS).exists():
+        return []
+    config = dict(pipeline.config.decoders)[size]
+    codes = codebook(pipeline.config.vq, pipeline.params["vq"])
+    params = unstacked(config, fold(config, load_params(stage), codes))
+    return [Contestant("AR-varied", Retrained(AR(), params), "biased")]
