@@ -37,7 +37,7 @@ help:
 	@echo 'PYTHON=python3.12 chooses the interpreter of a new venv (found now: $(shell $(PYTHON) -V 2>&1))'
 
 demo: $(VENV)/.installed-core
-	@$(BIN)/jaxspec generate --out "$$JAXSPEC_DEMO_OUT" -- "$$JAXSPEC_DEMO_PROMPT"
+	@$(BIN)/jaxspec generate --best-of 8 --out "$$JAXSPEC_DEMO_OUT" -- "$$JAXSPEC_DEMO_PROMPT"
 
 test: $(VENV)/.installed-test
 	$(PYTEST) --ignore=tests/torch --ignore=tests/browser $(NOT_EMPTY)
