@@ -1,11 +1,12 @@
 """Variants of the emoji drawings, and batches of them."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from experiments.emoji import augment, train_ar
+from experiments.emoji import augment, named_colours, train_ar
 from experiments.emoji.codes import SLOTS
 
 RED, BLUE = [200, 30, 30], [30, 30, 200]
@@ -62,6 +63,21 @@ def test_a_named_drawing_has_the_colour_that_it_is_called():
     both = square(RED, BLUE)
     image, _, name = augment.named(both, rng)
     assert name == "" and (image == both).all()
+
+
+def test_the_share_of_named_colours(monkeypatch):
+    """All of it where prompts are obeyed, a seventh where every drawing is red."""
+    red = square(RED)
+    paint = lambda prompt: augment.turn_hue(red, augment.HUES[prompt.split()[1]])
+    answers = {"obeys": paint, "red": lambda prompt: red}
+
+    def generate(family, prompts, seed):
+        return SimpleNamespace(images=np.stack([answers[family](p) for p in prompts]))
+
+    monkeypatch.setattr(named_colours.jaxspec, "generate", generate)
+    assert set(named_colours.share("obeys", named=True).values()) == {1.0}
+    only_red = dict.fromkeys(augment.HUES, 0.0) | {"red": 1.0, "all": 0.143}
+    assert named_colours.share("red", named=False) == only_red
 
 
 def test_a_label_names_its_colour_once():
