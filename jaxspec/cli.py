@@ -116,7 +116,7 @@ Examples:
   jaxspec generate "red heart" "flat emoji of a tree" --num-images 4
   jaxspec generate "red heart" --size 64 --seed 7 --out heart.png --stats
   jaxspec generate "red heart" --num-images 9 --out hearts/
-  jaxspec generate "noto emoji of a green book" --best-of 8
+  jaxspec generate "tweet evergreen tree" --best-of 8
   jaxspec generate "red heart" --method scd --window 16 --map --animate
   jaxspec generate "red heart" --method scd --knob coupling=gumbel --stats"""
 )

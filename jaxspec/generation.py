@@ -352,29 +352,35 @@ def generate(
     stats = jax.tree.map(lambda *x: np.concatenate(x), *(b.stats for b in batches))
     for fault in faults(stats, numbers, asked.names).values():
         raise fault
+    rows, scores = np.arange(len(numbers)), None
+    if best_of > 1:
+        began = time.perf_counter()
+        shown = params.show(asked, image_keys(seed, asked.ids, numbers))
+        scores = match_shown(params, stats.tokens, shown.condition)
+        rows = best(scores, drawn, num_images)
+        stats, scores = jax.tree.map(lambda x: x[rows], stats), scores[rows]
+        seconds["matching"] = time.perf_counter() - began
     decoded = time.perf_counter()
     images = decode_tokens(params, stats.tokens)
     published = params.config.text.generated(*stats.tokens.shape[1:])
     seconds["pictures"] = time.perf_counter() - decoded
-    out = Generated(
+    return Generated(
         images=images,
         tokens=stats.tokens,
         stats=stats,
-        prompts=asked.names,
-        seeds=[seed] * len(numbers),
-        numbers=numbers.tolist(),
+        prompts=asked.take(rows).names,
+        seeds=[seed] * len(rows),
+        numbers=numbers[rows].tolist(),
         settings=recipe.settings | ({"best_of": best_of} if best_of > 1 else {}),
         seconds=seconds,
         stages={
-            k: np.concatenate([b.stages[k] for b in batches]) for k in batches[0].stages
+            k: np.concatenate([b.stages[k] for b in batches])[rows]
+            for k in batches[0].stages
         },
         published_tokens=published if published > stats.tokens[0].size else None,
-        num_images=drawn,
+        num_images=num_images,
+        scores=scores,
     )
-    if best_of == 1:
-        return out
-    shown = params.show(asked, image_keys(seed, asked.ids, numbers))
-    return out.best(match_shown(params, out.tokens, shown.condition), num_images)
 
 
 def decode_tokens(params: Pipeline, tokens: ArrayLike) -> np.ndarray:

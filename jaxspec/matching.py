@@ -42,23 +42,31 @@ def match(params: Pipeline, tokens: ArrayLike, prompts: Prompts) -> np.ndarray:
 
 def match_shown(params: Pipeline, tokens: np.ndarray, condition: Any) -> np.ndarray:
     """`match`, of what prompts were read as: vectors [n, P, width]."""
+    pictures, captions = towers(params, tokens, condition)
+    return (pictures * captions).sum(-1)
+
+
+def towers(
+    params: Pipeline, tokens: np.ndarray, condition: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """Unit vectors [n, shared] of code grids and of captions (see `Matcher`)."""
     factor = params.config.vq.factor
     h, w = (side * factor for side in tokens.shape[1:])
     weights, config = params.trained("matchers", h if h == w else (h, w))
     latents = on_host(codebook(params.config.vq, params.params["vq"]))[tokens]
     condition = np.asarray(condition)
-    starts = range(0, len(tokens), AT_ONCE)
+    chunks = [slice(i, i + AT_ONCE) for i in range(0, len(tokens), AT_ONCE)]
     parts = [
-        _cosines(config, weights, latents[i : i + AT_ONCE], condition[i : i + AT_ONCE])
-        for i in starts
+        on_host(_towers(config, weights, latents[some], condition[some]))
+        for some in chunks
     ]
-    return np.concatenate([on_host(part) for part in parts])
+    pictures, captions = zip(*parts, strict=True)
+    return np.concatenate(pictures), np.concatenate(captions)
 
 
 @partial(jax.jit, static_argnums=0)
-def _cosines(config: MatcherConfig, params, latents, condition) -> jax.Array:
-    picture, caption = Matcher(config).apply(params, latents, condition)
-    return (picture * caption).sum(-1)
+def _towers(config: MatcherConfig, params, latents, condition):
+    return Matcher(config).apply(params, latents, condition)
 
 
 def best(scores: ArrayLike, each: int, keep: int) -> np.ndarray:

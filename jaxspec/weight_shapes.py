@@ -14,6 +14,15 @@ from jaxspec.sizes import size_label
 if TYPE_CHECKING:
     from jaxspec.pipeline import PipelineConfig
 
+# Networks beside the decoders, by part of the configuration.
+_BESIDE = {
+    "drafters": abstract.eagle,
+    "flashar": abstract.flash,
+    "lpd": abstract.lpd,
+    "ssd": abstract.ssd,
+    "matchers": abstract.matcher,
+}
+
 
 def abstract_params(config: "PipelineConfig") -> dict[str, Any]:
     """Shapes and float32 types of a family's parameters, as `jaxspec.load` has them.
@@ -26,11 +35,10 @@ def abstract_params(config: "PipelineConfig") -> dict[str, Any]:
 def stacked_params(config: "PipelineConfig") -> dict[str, Any]:
     """Shapes and float32 types of a family's parameters, as files have them."""
     upsamplers = {f"{a}-{b}": abstract.upsampler(c) for a, b, c in config.upsamplers}
-    drafters = {str(size): abstract.eagle(c) for size, c in config.drafters}
-    heads = {str(size): abstract.flash(c) for size, c in config.flashar}
-    others = {str(size): abstract.lpd(c) for size, c in config.lpd}
-    spatial = {str(size): abstract.ssd(c) for size, c in config.ssd}
-    matchers = {str(size): abstract.matcher(c) for size, c in config.matchers}
+    beside = {
+        part: {str(size): shapes(c) for size, c in getattr(config, part)}
+        for part, shapes in _BESIDE.items()
+    }
     return {
         "decoders": {
             size_label(size): abstract.network(c) for size, c in config.decoders
@@ -38,11 +46,7 @@ def stacked_params(config: "PipelineConfig") -> dict[str, Any]:
         "vq": abstract.vq(config.vq),
         **config.text.parameters(config.decoders[0][1]),
         **({"upsamplers": upsamplers} if upsamplers else {}),
-        **({"drafters": drafters} if drafters else {}),
-        **({"flashar": heads} if heads else {}),
-        **({"lpd": others} if others else {}),
-        **({"ssd": spatial} if spatial else {}),
-        **({"matchers": matchers} if matchers else {}),
+        **{part: networks for part, networks in beside.items() if networks},
     }
 
 

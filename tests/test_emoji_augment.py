@@ -8,6 +8,7 @@ import pytest
 
 from experiments.emoji import augment, named_colours, train_ar
 from experiments.emoji.codes import SLOTS
+from experiments.methods.colours import Examples
 
 RED, BLUE = [200, 30, 30], [30, 30, 200]
 
@@ -68,16 +69,19 @@ def test_a_named_drawing_has_the_colour_that_it_is_called():
 def test_the_share_of_named_colours(monkeypatch):
     """All of it where prompts are obeyed, a seventh where every drawing is red."""
     red = square(RED)
-    paint = lambda prompt: augment.turn_hue(red, augment.HUES[prompt.split()[1]])
-    answers = {"obeys": paint, "red": lambda prompt: red}
+    paint = lambda colour: augment.turn_hue(red, augment.HUES[colour])
+    answers = {"obeys": lambda prompt: paint(prompt.split()[1]), "red": lambda _: red}
 
     def generate(family, prompts, seed):
         return SimpleNamespace(images=np.stack([answers[family](p) for p in prompts]))
 
     monkeypatch.setattr(named_colours.jaxspec, "generate", generate)
-    assert set(named_colours.share("obeys", named=True).values()) == {1.0}
-    only_red = dict.fromkeys(augment.HUES, 0.0) | {"red": 1.0, "all": 0.143}
-    assert named_colours.share("red", named=False) == only_red
+    names = list(augment.HUES)
+    known = Examples.create(names, np.stack([paint(name) for name in names]))
+    obeys = named_colours.share("obeys", known, named=True)
+    assert set(obeys.values()) == {1.0}
+    only_red = dict.fromkeys(names, 0.0) | {"red": 1.0, "all": 0.143}
+    assert named_colours.share("red", known, named=False) == only_red
 
 
 def test_a_label_names_its_colour_once():

@@ -7,14 +7,15 @@ not draw such pictures unasked (distribution augmentation: Jun et al., 2020, sec
 """
 
 import hashlib
-import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
+
+from experiments.emoji.codes import kept
 
 HUES = {  # degrees
     "red": 0,
@@ -163,13 +164,5 @@ def load(
     sample = images[:: max(1, len(images) // 64)]
     parts = sample.tobytes(), encode(sample).tobytes(), repr(tuple(kinds)).encode()
     origin = hashlib.sha256(b"".join(parts)).hexdigest()
-    names = [f.name for f in fields(Variants)]
-    if path.exists():
-        with np.load(path) as kept:
-            if kept["origin"] == origin:
-                return Variants(**{name: kept[name] for name in names})
-    made = create(images, mirrors, encode, kinds)
-    draft = path.with_suffix(".tmp.npz")
-    np.savez(draft, origin=origin, **{name: getattr(made, name) for name in names})
-    os.replace(draft, path)
-    return made
+    make = lambda: vars(create(images, mirrors, encode, kinds))
+    return Variants(**kept(path, origin, make))

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,11 +70,19 @@ def _origin(params, images: np.ndarray) -> str:
     return digest.hexdigest()
 
 
-def _made_of(path: Path, origin: str) -> bool:
-    if not path.exists():
-        return False
-    with np.load(path) as arrays:
-        return "origin" in arrays and arrays["origin"] == origin
+def kept(
+    path: Path, origin: str, make: Callable[[], dict[str, np.ndarray]]
+) -> dict[str, np.ndarray]:
+    """Arrays that are made once and kept in `path`, anew for another origin."""
+    if path.exists():
+        with np.load(path) as arrays:
+            if "origin" in arrays and arrays["origin"] == origin:
+                return {k: arrays[k] for k in arrays if k != "origin"}
+    made = make()
+    draft = path.with_suffix(".tmp.npz")
+    np.savez(draft, origin=origin, **made)
+    os.replace(draft, path)
+    return made
 
 
 def load(
@@ -85,14 +93,13 @@ def load(
     Codes of another tokenizer, or of other drawings, are made anew.
     """
     images = drawings.images[size]
-    path, origin = folder / f"codes-{size}.npz", _origin(params, images)
-    if not _made_of(path, origin):
-        both = [encode(config, params, x) for x in (images, images[:, :, ::-1])]
-        draft = path.with_suffix(".tmp.npz")
-        np.savez(draft, origin=origin, tokens=np.stack(both))
-        os.replace(draft, path)
-    with np.load(path) as arrays:
-        return Codes(arrays["tokens"], may_mirror(drawings))
+    both = lambda: [encode(config, params, x) for x in (images, images[:, :, ::-1])]
+    arrays = kept(
+        folder / f"codes-{size}.npz",
+        _origin(params, images),
+        lambda: {"tokens": np.stack(both())},
+    )
+    return Codes(arrays["tokens"], may_mirror(drawings))
 
 
 def reader(folder: Path) -> PieceText:

@@ -25,8 +25,7 @@ from experiments.emoji.train_ar import caption_kinds, nats
 from experiments.emoji.train_matcher import found
 from experiments.emoji.train_vq import psnr
 from jaxspec.figures import labelled_grid
-from jaxspec.models.matcher import Matcher
-from jaxspec.pixels import codebook
+from jaxspec.matching import towers
 
 BEST_OF = 8
 GUIDANCES = (1.0, 1.5, 2.0, 3.0)
@@ -85,6 +84,12 @@ def rounded(values: dict) -> dict:
     return json.loads(json.dumps(values), parse_float=lambda x: round(float(x), 4))
 
 
+def encoded(pipeline, images: np.ndarray) -> np.ndarray:
+    """Codes of many pictures, a tenth of them at a time."""
+    parts = np.array_split(images, 10)
+    return np.concatenate([pipeline.encode(x) for x in parts])
+
+
 def measure_vq(pipeline, drawings, ref, known: dict) -> dict:
     """PSNR and text match of round trips of test_pair, by size; some are known."""
     chosen = metrics.evaluation_set(drawings, "test_pair")
@@ -116,8 +121,7 @@ def measure_nats(pipeline, drawings, count: int, known: dict) -> dict:
         out[str(size)] = {}
         for split in ("train", "test_pair", "test_concept"):
             chosen = metrics.evaluation_set(drawings, split, count)
-            parts = np.array_split(drawings.images[size][chosen], 10)
-            tokens = np.concatenate([pipeline.encode(x) for x in parts])
+            tokens = encoded(pipeline, drawings.images[size][chosen])
             tokens = tokens.reshape(len(chosen), -1)
             out[str(size)][split] = {
                 kind: np.mean(
@@ -136,7 +140,7 @@ def draw(pipeline, drawings, chosen, seed: int, **settings) -> np.ndarray:
     return out.images
 
 
-def choose_guidance(pipeline, drawings, ref, count: int) -> tuple[float, dict]:
+def choose_guidance(pipeline, drawings, ref, count: int) -> dict:
     """Guidance with the best text match on val_concept, and what each reached.
 
     Text match alone would favour broken pictures of strong colour, so guidance may
@@ -152,7 +156,8 @@ def choose_guidance(pipeline, drawings, ref, count: int) -> tuple[float, dict]:
     best_fd = min(row["fd"] for row in table.values())
     allowed = [g for g in GUIDANCES if table[g]["fd"] <= 1.2 * best_fd]
     best = max(allowed, key=lambda g: table[g]["r5"].value)
-    return best, {str(g): row for g, row in table.items()}
+    rows = {str(g): row for g, row in table.items()}
+    return {"chosen": best, "val_concept": rows}
 
 
 def measure_pictures(
@@ -191,17 +196,13 @@ def measure_pictures(
 def measure_matcher(pipeline, drawings, count: int) -> dict:
     """R@1 and R@5 of real drawings by the family's matcher, by split."""
     size = pipeline.config.defaults.size
-    params, config = pipeline.trained("matchers", size)
-    codes = np.asarray(codebook(pipeline.config.vq, pipeline.params["vq"]))
     out = {}
     for split in ("test_pair", "val_concept", "train"):
         chosen = metrics.evaluation_set(drawings, split, count)
-        parts = np.array_split(drawings.images[size][chosen], 10)
-        tokens = np.concatenate([pipeline.encode(x) for x in parts])
         captions = pipeline.condition([drawings.caption(i) for i in chosen])
-        towers = jax.jit(Matcher(config).apply)(params, codes[tokens], captions)
-        labels = drawings.label[chosen]
-        out[split] = {f"r{k}": found(*towers, labels, k) for k in (1, 5)}
+        tokens = encoded(pipeline, drawings.images[size][chosen])
+        both, labels = towers(pipeline, tokens, captions), drawings.label[chosen]
+        out[split] = {f"r{k}": found(*both, labels, k) for k in (1, 5)}
         out[split] |= {"candidates": len(set(labels))}
     return out
 
@@ -256,38 +257,38 @@ def main(
         return
     ref = metrics.reference(drawings, folder)
     path = family / "metrics.json"
-    some = sizes_only or best_only
-    report: dict = json.loads(path.read_text()) if some else {}
+    wanted = {"vq", "nats", "large"} if sizes_only else set()
+    wanted |= {"matcher", "best"} if best_only else set()
+    report: dict = json.loads(path.read_text()) if wanted else {}
     command = f"python -m experiments.emoji.evaluate --count {count} --seeds {seeds}"
     report |= {"sizes_command": f"{command} --sizes-only"} if sizes_only else {}
     report |= {"best_command": f"{command} --best-only"} if best_only else {}
-    report |= {} if some else {"command": command}
+    report |= {} if wanted else {"command": command}
 
-    def add(name, values):
-        report[name] = rounded(values)
+    def add(name, measure):
+        if wanted and name not in wanted:
+            return
+        report[name] = rounded(measure())
         print(json.dumps({name: report[name]}), flush=True)
         path.write_text(json.dumps(report, indent=1) + "\n")
 
-    if not best_only:
-        add("vq", measure_vq(pipeline, drawings, ref, report.get("vq", {})))
-        add("nats", measure_nats(pipeline, drawings, count, report.get("nats", {})))
-    if not some:
-        add("real", real_drawings(drawings, ref, count))
-        guidance, table = choose_guidance(pipeline, drawings, ref, count)
-        add("guidance", {"chosen": guidance, "val_concept": table})
-    guidance = report["guidance"]["chosen"]
-    measured = lambda **settings: measure_pictures(
-        pipeline, drawings, ref, seeds, count, guidance=guidance, **settings
-    )
-    if not some:
-        add("pictures", measured())
-    if not sizes_only:
-        add("matcher", measure_matcher(pipeline, drawings, count))
-        add("best", measured(best_of=BEST_OF))
-        contact_sheet(pipeline, sheet, guidance)
+    def pictures(**settings):
+        guidance = report["guidance"]["chosen"]
+        settings |= {"guidance": guidance}
+        return measure_pictures(pipeline, drawings, ref, seeds, count, **settings)
+
     large = [s for s in pipeline.config.sizes if s > pipeline.config.defaults.size]
-    if not best_only:
-        add("large", {str(size): measured(size=size) for size in large})
+    known = report.get
+    add("vq", lambda: measure_vq(pipeline, drawings, ref, known("vq", {})))
+    add("nats", lambda: measure_nats(pipeline, drawings, count, known("nats", {})))
+    add("real", lambda: real_drawings(drawings, ref, count))
+    add("guidance", lambda: choose_guidance(pipeline, drawings, ref, count))
+    add("pictures", pictures)
+    add("matcher", lambda: measure_matcher(pipeline, drawings, count))
+    add("best", lambda: pictures(best_of=BEST_OF))
+    add("large", lambda: {str(size): pictures(size=size) for size in large})
+    if not wanted or best_only:
+        contact_sheet(pipeline, sheet, report["guidance"]["chosen"])
     (family / "MODEL_CARD.md").write_text(card.write(pipeline, report))
 
 

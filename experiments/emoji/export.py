@@ -45,56 +45,32 @@ def upsamplers(folder: Path) -> tuple[tuple, dict]:
     return tuple(configs), {"upsamplers": params} if params else {}
 
 
-def drafters(folder: Path) -> tuple[tuple, dict]:
-    """Configurations and parameters of those trained in `folder`."""
-    configs, params = [], {}
-    for stage, settings in train_drafter.STAGES.items():
-        if (folder / stage / PARAMS).exists():
-            configs.append(
-                (settings.size, eagle_config(settings.model, settings.hidden))
-            )
-            params[str(settings.size)] = load_params(folder / stage)
-    return tuple(configs), {"drafters": params} if params else {}
+def beside(folder: Path, stages: dict, config_of, network_of=lambda trained: trained):
+    """Configurations and parameters, by size, of those stages trained in `folder`."""
+    there = {k: x for k, x in stages.items() if (folder / k / PARAMS).exists()}
+    configs = tuple((settings.size, config_of(settings)) for settings in there.values())
+    params = {
+        str(settings.size): network_of(load_params(folder / stage))
+        for stage, settings in there.items()
+    }
+    return configs, params
 
 
-def flashar_heads(folder: Path) -> tuple[tuple, dict]:
-    """Likewise; those that were trained with their target are not among them."""
-    configs, params = [], {}
-    for stage, settings in train_flashar.STAGES.items():
-        if not settings.backbone and (folder / stage / PARAMS).exists():
-            configs.append((settings.size, settings.flash))
-            params[str(settings.size)] = load_params(folder / stage)["head"]
-    return tuple(configs), {"flashar": params} if params else {}
-
-
-def ssd_heads(folder: Path) -> tuple[tuple, dict]:
-    """Configurations and parameters of those trained in `folder`."""
-    configs, params = [], {}
-    for stage, settings in train_ssd.STAGES.items():
-        if (folder / stage / PARAMS).exists():
-            configs.append((settings.size, settings.ssd))
-            params[str(settings.size)] = load_params(folder / stage)
-    return tuple(configs), {"ssd": params} if params else {}
-
-
-def lpd_models(folder: Path) -> tuple[tuple, dict]:
-    """Configurations and parameters of those trained in `folder`."""
-    configs, params = [], {}
-    for stage, settings in train_lpd.STAGES.items():
-        if (folder / stage / PARAMS).exists():
-            configs.append((settings.size, settings.lpd))
-            params[str(settings.size)] = load_params(folder / stage)
-    return tuple(configs), {"lpd": params} if params else {}
-
-
-def matchers(folder: Path) -> tuple[tuple, dict]:
-    """Configurations and parameters of those trained in `folder`."""
-    configs, params = [], {}
-    for stage, settings in train_matcher.STAGES.items():
-        if (folder / stage / PARAMS).exists():
-            configs.append((settings.size, settings.model))
-            params[str(settings.size)] = load_params(folder / stage)["network"]
-    return tuple(configs), {"matchers": params} if params else {}
+def all_beside(folder: Path) -> dict[str, tuple[tuple, dict]]:
+    """What stands beside the decoders, by part of the family's configuration."""
+    # Heads that were trained with their target are not among them.
+    heads = {k: x for k, x in train_flashar.STAGES.items() if not x.backbone}
+    return {
+        "drafters": beside(
+            folder, train_drafter.STAGES, lambda x: eagle_config(x.model, x.hidden)
+        ),
+        "flashar": beside(folder, heads, lambda x: x.flash, lambda x: x["head"]),
+        "lpd": beside(folder, train_lpd.STAGES, lambda x: x.lpd),
+        "ssd": beside(folder, train_ssd.STAGES, lambda x: x.ssd),
+        "matchers": beside(
+            folder, train_matcher.STAGES, lambda x: x.model, lambda x: x["network"]
+        ),
+    }
 
 
 def assemble(
@@ -109,10 +85,9 @@ def assemble(
     decoders, configs = {}, {}
     for stage, settings in train_ar.STAGES.items():
         if (folder / stage / PARAMS).exists():
-            params = load_params(folder / stage)
-            size, model = settings.size, settings.model
-            decoders[str(size)] = train_ar.fold(model, params, codebook)
-            configs[size] = model
+            size = settings.size
+            decoders[str(size)] = train_ar.load_decoder(folder, stage, codebook)
+            configs[size] = settings.model
     size = DEFAULTS.size if DEFAULTS.size in configs else max(configs)
     defaults = replace(DEFAULTS, size=size)
     sizes = tuple(sorted(configs.items()))
@@ -122,15 +97,9 @@ def assemble(
     )
     params = {"decoders": decoders, "vq": vq_params, "text": {"table": table}}
     params |= learned_params
-    networks, trained = drafters(folder)
-    heads, trained_heads = flashar_heads(folder)
-    models, trained_models = lpd_models(folder)
-    spatial, trained_spatial = ssd_heads(folder)
-    choosing, trained_choosing = matchers(folder)
-    config = replace(config, drafters=networks, flashar=heads, lpd=models, ssd=spatial)
-    config = replace(config, matchers=choosing)
-    params |= trained | trained_heads | trained_models | trained_spatial
-    params |= trained_choosing
+    for part, (networks, trained) in all_beside(folder).items():
+        config = replace(config, **{part: networks})
+        params |= {part: trained} if trained else {}
     return Pipeline(params, config)
 
 

@@ -12,6 +12,7 @@ minute that shows that all of it works.
 """
 
 import os
+from collections import ChainMap
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -66,13 +67,12 @@ def run_stage(stage: str, folder: Path, smoke: bool, out: Path) -> None:
     if stage == "text":
         text_table.write(folder / "text", *text_table.build_family())
         return
-    settings, between = train_ar.STAGES.get(stage), train_upsampler.STAGES.get(stage)
-    settings = settings or train_drafter.STAGES.get(stage)
-    settings = settings or train_flashar.STAGES.get(stage)
-    settings = settings or train_lpd.STAGES.get(stage)
-    settings = settings or train_ssd.STAGES.get(stage)
-    settings = settings or train_matcher.STAGES.get(stage)
-    settings = settings or train_zipar.STAGES.get(stage)
+    of_one_size = (
+        *(train_ar, train_drafter, train_flashar, train_lpd),
+        *(train_matcher, train_ssd, train_zipar),
+    )
+    settings = ChainMap(*(module.STAGES for module in of_one_size)).get(stage)
+    between = train_upsampler.STAGES.get(stage)
     sizes = [settings.size] if settings else data.SIZES
     sizes = [between.source, between.wanted] if between else sizes
     drawings = data.load(folder, sizes)  # renders them the first time

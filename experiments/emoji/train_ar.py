@@ -22,7 +22,7 @@ from experiments.emoji.codes import SLOTS, Codes, caption_pieces
 from experiments.emoji.data import Drawings
 from jaxspec.models.transformer import Transformer, TransformerConfig
 from jaxspec.text import PieceText
-from jaxspec.training import TrainState, fit
+from jaxspec.training import TrainState, fit, load_params
 
 
 def model_config(size: int, depth: int, text_width: int) -> TransformerConfig:
@@ -175,9 +175,7 @@ def make_batch(settings: ARTraining, corpus: Corpus, train: np.ndarray, step: in
     targets = corpus.tokens[mirrored.astype(int), chosen].astype(np.int32)
     pieces = corpus.pieces[chosen].copy()
     told = choose_variants(settings, corpus, chosen, step, targets, pieces)
-    rate = rng.random((len(chosen), 1)) * settings.corruption
-    other = corpus.nearest[targets, rng.integers(0, 8, targets.shape)]
-    inputs = np.where(rng.random(targets.shape) < rate, other, targets)
+    inputs = corrupted(targets, corpus.nearest, settings.corruption, rng)
     for row, drawing in zip(pieces, chosen, strict=True):
         if rng.random() < settings.tags:
             append_tags(row, corpus.tags[drawing], rng)
@@ -186,6 +184,18 @@ def make_batch(settings: ARTraining, corpus: Corpus, train: np.ndarray, step: in
     condition[told.any(-1), -1] = 0
     condition[:, -1, : told.shape[1]] += told
     return inputs.astype(np.int32), targets, condition
+
+
+def corrupted(
+    tokens: np.ndarray, nearest: np.ndarray, most: float, rng: np.random.Generator
+) -> np.ndarray:
+    """Tokens [B, ...], some of them replaced by one of their 8 nearest codes.
+
+    Each drawing draws its own share below `most`.
+    """
+    share = rng.random((len(tokens), *[1] * (tokens.ndim - 1))) * most
+    other = nearest[tokens, rng.integers(0, 8, tokens.shape)]
+    return np.where(rng.random(tokens.shape) < share, other, tokens)
 
 
 def choose_variants(
@@ -286,6 +296,11 @@ def fold(config: TransformerConfig, params: dict, codebook: jax.Array) -> dict:
         "position_embedding": model["position_embedding"] + position,
     }
     return {"params": {**model, **folded}}
+
+
+def load_decoder(folder: Path, stage: str, codebook) -> dict:
+    """The plain transformer that a stage trained in `folder` (see `fold`)."""
+    return fold(STAGES[stage].model, load_params(folder / stage), codebook)
 
 
 def grow(small: dict, config: TransformerConfig, start: dict) -> dict:

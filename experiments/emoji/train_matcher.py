@@ -17,6 +17,8 @@ import optax
 from experiments.emoji.codes import Codes
 from experiments.emoji.data import Drawings
 from experiments.emoji.metrics import evaluation_set
+from experiments.emoji.train_ar import corrupted
+from jaxspec.evaluation.measures import recall
 from jaxspec.models.matcher import Matcher, MatcherConfig
 from jaxspec.training import TrainState, fit
 
@@ -92,9 +94,7 @@ def make_batch(settings: MatcherTraining, pairs: Pairs, train: np.ndarray, step:
     moved = rng.integers(2, len(pairs.tokens), n)
     kind = np.where(rng.random(n) < settings.moved, moved, kind)
     tokens = pairs.tokens[kind, chosen].astype(int)
-    rate = rng.random((n, 1)) * settings.corruption
-    other = pairs.nearest[tokens, rng.integers(0, 8, tokens.shape)]
-    tokens = np.where(rng.random(tokens.shape) < rate, other, tokens)
+    tokens = corrupted(tokens, pairs.nearest, settings.corruption, rng)
     channels = settings.width * 2 ** (len(settings.model.blocks) - 1)
     kept = rng.random((n, channels)) >= settings.dropout
     return (
@@ -132,10 +132,8 @@ def make_step(settings: MatcherTraining, optimizer):
 
 def found(pictures, captions, labels: np.ndarray, k: int) -> float:
     """Share of pictures whose label is among the k that match best (R@k)."""
-    _, first = np.unique(labels, return_index=True)
-    cosines = np.asarray(pictures @ captions[first].T)
-    own = cosines[labels[first] == labels[:, None]]
-    return float(((cosines > own[:, None]).sum(1) < k).mean())
+    _, first, own = np.unique(labels, return_index=True, return_inverse=True)
+    return float(recall(np.asarray(pictures @ captions[first].T), own, k).mean())
 
 
 def make_evaluate(settings: MatcherTraining, pairs: Pairs, drawings, count=300):

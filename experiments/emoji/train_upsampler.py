@@ -21,6 +21,7 @@ import optax
 from experiments.emoji import train_vq
 from experiments.emoji.codes import Codes
 from experiments.emoji.data import Drawings
+from experiments.emoji.train_ar import corrupted
 from jaxspec.models.upsampler import Resampler, UpsamplerConfig
 from jaxspec.models.vq import VQ, VQConfig, from_uint8, nearest, unit
 from jaxspec.neighbours import nearest_codes
@@ -142,10 +143,8 @@ def make_batch(
         x[mirrored.astype(int), chosen].astype(np.int32)
         for x in (pairs.source, pairs.wanted)
     )
-    share = rng.random((settings.batch, 1, 1)) * settings.corruption
-    other = pairs.nearest[source, rng.integers(0, 8, source.shape)]
     out = {
-        "source": np.where(rng.random(source.shape) < share, other, source),
+        "source": corrupted(source, pairs.nearest, settings.corruption, rng),
         "wanted": wanted,
     }
     if pairs.images is not None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from experiments.emoji.train_ar import fold
+from experiments.emoji.train_ar import load_decoder
 from experiments.methods.contestants import Contestant
 from jaxspec.decoding import Decoded, Method, Target, method_class
 from jaxspec.methods import AR, FlashAR, ZipAR
@@ -78,10 +78,10 @@ def _zipar(pipeline: Pipeline, folder: Path, size: int) -> list[Contestant]:
 
 
 def _varied(pipeline: Pipeline, folder: Path, size: int) -> list[Contestant]:
-    stage = folder / f"{size}-varied"
-    if not (stage / PARAMS).exists():
+    stage = f"{size}-varied"
+    if not (folder / stage / PARAMS).exists():
         return []
     config = dict(pipeline.config.decoders)[size]
     codes = codebook(pipeline.config.vq, pipeline.params["vq"])
-    params = unstacked(config, fold(config, load_params(stage), codes))
+    params = unstacked(config, load_decoder(folder, stage, codes))
     return [Contestant("AR-varied", Retrained(AR(), params), "biased")]

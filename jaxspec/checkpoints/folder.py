@@ -108,6 +108,16 @@ def from_dict(kind: Any, values: dict[str, Any]) -> Any:
     return kind(**{k: parsed(hints[k], v) for k, v in values.items()})
 
 
+# Networks beside the decoders, by part of the configuration.
+_BESIDE = {
+    "drafters": TransformerConfig,
+    "flashar": FlashConfig,
+    "lpd": LPDConfig,
+    "ssd": SSDConfig,
+    "matchers": MatcherConfig,
+}
+
+
 def config_to_json(config: PipelineConfig) -> dict[str, Any]:
     """A family's configuration as `config.json` holds it."""
     out = dataclasses.asdict(config)
@@ -116,8 +126,7 @@ def config_to_json(config: PipelineConfig) -> dict[str, Any]:
         f"{before}-{after}": dataclasses.asdict(c)
         for before, after, c in config.upsamplers
     }
-    out["drafters"] = {str(size): dataclasses.asdict(c) for size, c in config.drafters}
-    for part in ("flashar", "lpd", "ssd", "matchers"):
+    for part in _BESIDE:
         networks = getattr(config, part)
         out[part] = {str(size): dataclasses.asdict(c) for size, c in networks}
     text = {"kind": config.text.kind, **out["text"]}
@@ -148,11 +157,10 @@ def _config_from_json(values: dict[str, Any], folder: Path) -> PipelineConfig:
         {
             **values,
             "decoders": by_size(values["decoders"]),
-            "drafters": by_size(values.get("drafters", {})),
-            "flashar": by_size(values.get("flashar", {}), FlashConfig),
-            "lpd": by_size(values.get("lpd", {}), LPDConfig),
-            "ssd": by_size(values.get("ssd", {}), SSDConfig),
-            "matchers": by_size(values.get("matchers", {}), MatcherConfig),
+            **{
+                part: by_size(values.get(part, {}), kind)
+                for part, kind in _BESIDE.items()
+            },
             "upsamplers": upsamplers,
             "vq": from_dict(VQConfig, values["vq"]),
             "text": from_dict(reader, text),

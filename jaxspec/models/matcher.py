@@ -12,7 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxspec.models.vq import space_to_depth
+from jaxspec.models.vq import space_to_depth, unit
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,4 @@ class Matcher(nn.Module):
         h = nn.gelu(nn.Dense(2 * self.config.shared, name="caption_up")(mean))
         text = nn.Dense(self.config.shared, name="caption_plain")(mean)
         text = text + nn.Dense(self.config.shared, name="caption")(h)
-        return _unit(x), _unit(text)
-
-
-def _unit(x: jax.Array) -> jax.Array:
-    return x / jnp.sqrt((x**2).sum(-1, keepdims=True) + 1e-6)
+        return unit(x), unit(text)
