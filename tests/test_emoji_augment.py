@@ -66,6 +66,14 @@ def test_a_named_drawing_has_the_colour_that_it_is_called():
     assert name == "" and (image == both).all()
 
 
+def test_a_moved_and_named_drawing_is_both_and_tells_how_it_moved():
+    moved, told, _ = augment.moved(square(RED), np.random.default_rng(0))
+    image, same, name = augment.moved_and_named(square(RED), np.random.default_rng(0))
+    assert same == told and name in set(augment.HUES) - {"red"}
+    turned = augment.turn_hue(moved, augment.HUES[name] - augment.own_hue(moved))
+    np.testing.assert_array_equal(image, turned)
+
+
 def test_the_share_of_named_colours(monkeypatch):
     """All of it where prompts are obeyed, a seventh where every drawing is red."""
     red = square(RED)
@@ -143,8 +151,11 @@ def corpus(colours: str) -> train_ar.Corpus:
     )
 
 
+@pytest.mark.parametrize("last", ["named", "moved and named"])
 @pytest.mark.parametrize(("told", "named"), [(1.0, 0.0), (0.0, 1.0), (0.4, 0.2)])
-def test_batches_of_variants_have_their_codes_captions_and_what_is_told(told, named):
+def test_batches_of_variants_have_their_codes_captions_and_what_is_told(
+    told, named, last
+):
     settings = train_ar.ARTraining(
         size=16,
         depth=1,
@@ -155,7 +166,7 @@ def test_batches_of_variants_have_their_codes_captions_and_what_is_told(told, na
         corruption=0.0,
         tags=0.0,
         mirror=0.0,
-        variants=("varied", "varied", "named"),
+        variants=("varied", "varied", last),
         told=told,
         named=named,
     )

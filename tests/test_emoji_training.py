@@ -1,7 +1,9 @@
 """Training of the emoji family: folding, growing, batches, and a smoke run."""
 
 import json
+import shutil
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -89,6 +91,21 @@ def test_fold_is_the_sum_of_the_parts_it_replaces(codebook):
     want = unfolded(params, codebook, condition, tokens[:, :-1])
     got = logits(c, params, codebook, condition, tokens)
     np.testing.assert_allclose(got, want, rtol=0, atol=2e-4)
+
+
+def test_unfolding_undoes_folding(codebook):
+    """The layers as they were; of tables, all that codes or places alone explain."""
+    c = config((2, 3))
+    plain = train_ar.fold(c, trained(c), codebook)
+    parts = train_ar.unfold(c, unstacked(c, plain), np.asarray(codebook))
+    shapes = jax.tree.map(jnp.shape, parts)
+    assert shapes == jax.tree.map(jnp.shape, trained(c))
+    again = train_ar.fold(c, parts, codebook)
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5), plain, again)
+    left = codebook.T @ parts["model"]["token_embedding"]
+    np.testing.assert_allclose(left, 0, atol=1e-4)
+    places = parts["model"]["position_embedding"][codes.SLOTS :]
+    np.testing.assert_allclose(places[:3].sum(0), 0, atol=1e-5)  # the first row's
 
 
 def test_growing_in_depth_alone_changes_nothing(codebook):
@@ -325,17 +342,18 @@ def test_smoke_run_from_drawings_to_a_family(stages, tmp_path, monkeypatch):
     assert out.images.shape == (1, 32, 32, 3) and np.isfinite(out.scores).all()
     assert last_row(tmp_path / "matcher-128")["train_r5"] > 0
 
+    # Unpacked and exported it is the same.
+    again = tmp_path / "again"
+    for stage, out in (("unpack", tmp_path / "family"), ("export", again / "family")):
+        train.main(stage=stage, folder=again, smoke=True, out=out)
+        shutil.copy(tmp_path / "drawings.npz", again)
+    same = jaxspec.load(again / "family")
+    assert same.config == family.config
+    close = partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-6)  # 16 bits
+    jax.tree.map(close, family.params, same.params)
+    with pytest.raises(FileExistsError, match="again has runs of vq, 32, matcher-128"):
+        train.main(stage="unpack", folder=again, smoke=True, out=tmp_path / "family")
+
     varied = replace(train_ar.STAGES["128-varied"], size=32, depth=2, start="32")
     monkeypatch.setitem(train_ar.STAGES, "128-varied", varied)
     stages("128-varied")
-    assert np.isfinite(last_row(tmp_path / "128-varied")["loss"])
-    stages("32")  # done already: nothing is added
-    last_row(tmp_path / "32")
-    # The next size starts from this one's average.
-    started = []
-    monkeypatch.setattr(train_ar, "fit", lambda state, *_, **__: started.append(state))
-    stages("64")
-    grown, c = started[0].params, train_ar.STAGES["64"].model
-    assert grown["model"]["qkv"].shape[0] == c.depth == 4 and len(grown["row"]) == 8
-    for name in ("token_embedding", "head", "prefix_proj"):
-        np.testing.assert_array_equal(grown["model"][name], small["model"][name])

@@ -2,13 +2,14 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxspec
-from experiments.emoji import train_matcher
+from experiments.emoji import augment, train_ar, train_matcher
 from jaxspec.figures import labelled_grid
 from jaxspec.models import abstract
 from jaxspec.models.matcher import Matcher, MatcherConfig
@@ -158,3 +159,54 @@ def test_found_by_hand():
     labels = np.arange(3)
     shares = [train_matcher.found(pictures, captions, labels, k) for k in (1, 2, 3)]
     np.testing.assert_allclose(shares, [2 / 3, 2 / 3, 1])
+
+
+def test_a_colour_is_found_where_its_own_caption_matches_best():
+    """Two drawings in three colours; the second's last two have the same one."""
+    eye = np.eye(3, dtype=np.float32)
+    pictures = np.stack([eye, eye])
+    captions = np.stack([eye[[0, 2, 1]], eye[[0, 2, 1]]])
+    labels = np.array([[0, 1, 2], [3, 4, 4]])
+    share = train_matcher.colour_found(pictures, captions, labels)
+    np.testing.assert_allclose(share, 4 / 6)
+
+
+def test_batches_hold_some_drawings_in_two_colours():
+    """Of ten drawings the even ones have one colour; kinds 3 to 5 name another."""
+    colours = np.full((4, 10), "", "U9")
+    colours[1:, ::2] = [["blue"], ["pink"], ["blue"]]
+    codes = np.arange(4 * 10, dtype=np.int16).reshape(4, 10, 1)
+    pieces = np.arange(10, dtype=np.int32)[:, None]
+    corpus = train_ar.Corpus(
+        codes[[0, 0]] + 40,
+        np.zeros(10, bool),
+        pieces,
+        [[]] * 10,
+        np.arange(100, dtype=np.float32)[:, None],
+        np.zeros((100, 8), np.int16),
+        augment.Variants(codes, np.zeros((4, 10, 1), np.float32), colours),
+        np.where((colours != "")[..., None], 10 + codes, pieces).astype(np.int32),
+    )
+    drawings = SimpleNamespace(label=np.array([f"red {x}" for x in "abcdefghij"]))
+    codebook = np.arange(100, dtype=np.float32)[:, None]
+    pairs = train_matcher.Pairs.create(corpus, drawings, codebook)
+    settings = train_matcher.MatcherTraining(batch=20, named=0.5, corruption=0.0)
+    both = 0
+    for step in range(40):
+        batch = train_matcher.make_batch(settings, pairs, np.arange(10), step)
+        pictures, captions, labels = (x.reshape(20, -1)[:, 0] for x in batch[:3])
+        for picture, caption, label in zip(pictures, captions, labels, strict=True):
+            kind, drawing = divmod(int(picture), 10)
+            as_drawn = kind == 4  # its codes follow those of the variants
+            named = not as_drawn and colours[kind, drawing] != ""
+            assert caption == (10 + picture if named else drawing)
+            name = colours[kind, drawing] if named else "red"
+            same = pairs.labels[0 if not named else 2 + kind, drawing]
+            assert label == same and (name != "red") == named
+        first, second = pictures[:10:2] % 10, pictures[1:10:2] % 10
+        np.testing.assert_array_equal(first, second)
+        assert not (first % 2).any()
+        both += (labels[:10:2] != labels[1:10:2]).sum()
+    assert 0.5 < both / 200 < 0.8  # of four draws in three colours: 1 - 6 / 16
+    blue, again = pairs.labels[3], pairs.labels[5]
+    np.testing.assert_array_equal(blue, again)

@@ -92,7 +92,20 @@ def named(image: np.ndarray, rng: np.random.Generator) -> Made:
     return turn_hue(image, HUES[name] - hue), told, name
 
 
-KINDS = {"moved": moved, "varied": varied, "named": named}
+def moved_and_named(image: np.ndarray, rng: np.random.Generator) -> Made:
+    """`moved`, then `named`."""
+    image, told, _ = moved(image, rng)
+    image, _, name = named(image, rng)
+    return image, told, name
+
+
+KINDS = {
+    "moved": moved,
+    "varied": varied,
+    "named": named,
+    "moved and named": moved_and_named,
+}
+VARIANTS = ("moved",) * 4 + ("moved and named",) * 6  # those that name come last
 
 
 def to_hsv(image: np.ndarray) -> np.ndarray:

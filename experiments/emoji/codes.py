@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -13,6 +14,7 @@ import numpy as np
 from experiments.emoji.data import STYLES, Drawings
 from jaxspec.models.vq import VQ, VQConfig, from_uint8
 from jaxspec.text import PieceText
+from jaxspec.training import data_parallel
 
 SLOTS = 16
 # Labels and kinds of drawings that mean something else when mirrored.
@@ -50,14 +52,15 @@ def _batches(images: np.ndarray, count: int) -> Iterator[np.ndarray]:
 
 
 def encode(config: VQConfig, params, images: np.ndarray) -> np.ndarray:
-    """Codes int16 [M, N] of uint8 drawings [M, size, size, 3]."""
-    model = VQ(config)
+    """Codes int16 [M, N] of uint8 drawings [M, size, size, 3], on all devices."""
+    model, shardings = VQ(config), data_parallel()
 
-    @jax.jit
+    @partial(jax.jit, in_shardings=shardings, out_shardings=shardings[1])
     def run(params, x):
         return model.apply(params, from_uint8(x), method="encode")
 
-    count = max(1, 2**20 // images[0, ..., 0].size)
+    devices = jax.device_count()
+    count = devices * max(1, 2**20 // images[0, ..., 0].size // devices)
     rows = [np.asarray(run(params, x)) for x in _batches(images, count)]
     tokens = np.concatenate(rows)[: len(images)]
     return tokens.reshape(len(images), -1).astype(np.int16)

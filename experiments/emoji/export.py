@@ -1,7 +1,8 @@
 """From checkpoints to the family's folder: folded, 16-bit, in our own format."""
 
 import shutil
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -33,6 +34,35 @@ UPSAMPLERS = ("upsampler-64-128", "upsampler-128-256")
 DEFAULTS = Defaults(size=128, guidance=2.0, temperature=0.7, top_k=100, top_p=1.0)
 
 
+@dataclass(frozen=True)
+class Beside:
+    """Networks of single sizes that stand beside the decoders.
+
+    Attributes:
+      stages: that trained them, with their settings.
+      config: of the network, from a stage's settings.
+      part: of what a stage trained that is the network; "" is all of it.
+    """
+
+    stages: dict
+    config: Callable
+    part: str = ""
+
+
+# By part of the family's configuration. Heads trained with their target are not there.
+BESIDE = {
+    "drafters": Beside(train_drafter.STAGES, lambda x: eagle_config(x.model, x.hidden)),
+    "flashar": Beside(
+        {k: x for k, x in train_flashar.STAGES.items() if not x.backbone},
+        lambda x: x.flash,
+        "head",
+    ),
+    "lpd": Beside(train_lpd.STAGES, lambda x: x.lpd),
+    "ssd": Beside(train_ssd.STAGES, lambda x: x.ssd),
+    "matchers": Beside(train_matcher.STAGES, lambda x: x.model, "network"),
+}
+
+
 def upsamplers(folder: Path) -> tuple[tuple, dict]:
     """Configurations and parameters of those trained in `folder`."""
     configs, params = [], {}
@@ -45,32 +75,16 @@ def upsamplers(folder: Path) -> tuple[tuple, dict]:
     return tuple(configs), {"upsamplers": params} if params else {}
 
 
-def beside(folder: Path, stages: dict, config_of, network_of=lambda trained: trained):
-    """Configurations and parameters, by size, of those stages trained in `folder`."""
-    there = {k: x for k, x in stages.items() if (folder / k / PARAMS).exists()}
-    configs = tuple((settings.size, config_of(settings)) for settings in there.values())
-    params = {
-        str(settings.size): network_of(load_params(folder / stage))
-        for stage, settings in there.items()
-    }
-    return configs, params
-
-
-def all_beside(folder: Path) -> dict[str, tuple[tuple, dict]]:
-    """What stands beside the decoders, by part of the family's configuration."""
-    # Heads that were trained with their target are not among them.
-    heads = {k: x for k, x in train_flashar.STAGES.items() if not x.backbone}
-    return {
-        "drafters": beside(
-            folder, train_drafter.STAGES, lambda x: eagle_config(x.model, x.hidden)
-        ),
-        "flashar": beside(folder, heads, lambda x: x.flash, lambda x: x["head"]),
-        "lpd": beside(folder, train_lpd.STAGES, lambda x: x.lpd),
-        "ssd": beside(folder, train_ssd.STAGES, lambda x: x.ssd),
-        "matchers": beside(
-            folder, train_matcher.STAGES, lambda x: x.model, lambda x: x["network"]
-        ),
-    }
+def beside(folder: Path, networks: Beside) -> tuple[tuple, dict]:
+    """Configurations and parameters, by size, of those trained in `folder`."""
+    configs, params = [], {}
+    for stage, settings in networks.stages.items():
+        if (folder / stage / PARAMS).exists():
+            trained = load_params(folder / stage)
+            configs.append((settings.size, networks.config(settings)))
+            part = trained[networks.part] if networks.part else trained
+            params[str(settings.size)] = part
+    return tuple(configs), params
 
 
 def assemble(
@@ -82,24 +96,25 @@ def assemble(
     table: np.ndarray,
 ) -> Pipeline:
     """The pipeline of all trained sizes, each from its last stage in `folder`."""
-    decoders, configs = {}, {}
+    decoders, sized = {}, {}
     for stage, settings in train_ar.STAGES.items():
         if (folder / stage / PARAMS).exists():
             size = settings.size
             decoders[str(size)] = train_ar.load_decoder(folder, stage, codebook)
-            configs[size] = settings.model
-    size = DEFAULTS.size if DEFAULTS.size in configs else max(configs)
+            sized[size] = settings.model
+    size = DEFAULTS.size if DEFAULTS.size in sized else max(sized)
     defaults = replace(DEFAULTS, size=size)
-    sizes = tuple(sorted(configs.items()))
+    sizes = tuple(sorted(sized.items()))
     learned, learned_params = upsamplers(folder)
     config = PipelineConfig(
         "emoji", sizes, vq, text, defaults, ABOUT, upsamplers=learned
     )
     params = {"decoders": decoders, "vq": vq_params, "text": {"table": table}}
     params |= learned_params
-    for part, (networks, trained) in all_beside(folder).items():
-        config = replace(config, **{part: networks})
-        params |= {part: trained} if trained else {}
+    for name, networks in BESIDE.items():
+        configs, trained = beside(folder, networks)
+        config = replace(config, **{name: configs})
+        params |= {name: trained} if trained else {}
     return Pipeline(params, config)
 
 

@@ -9,6 +9,9 @@ heads (flashar-128 ...), LPD's models (lpd-64, lpd-128), SSD's head (ssd-128), t
 network that chooses among pictures (matcher-128), export. All goes to `runs/emoji`;
 `export` writes the family's folder. `--smoke` is a run of a
 minute that shows that all of it works.
+
+To train a part again, start from the package: `--stage unpack` writes what its stages
+trained into `runs/emoji`. Then that part, those that stand on it, and `export`.
 """
 
 import os
@@ -45,6 +48,7 @@ def run_stage(stage: str, folder: Path, smoke: bool, out: Path) -> None:
     import numpy as np
     from safetensors.numpy import load_file
 
+    import jaxspec
     from experiments.emoji import (
         augment,
         codes,
@@ -60,10 +64,14 @@ def run_stage(stage: str, folder: Path, smoke: bool, out: Path) -> None:
         train_upsampler,
         train_vq,
         train_zipar,
+        unpack,
     )
     from jaxspec.models.vq import VQ
     from jaxspec.training import load_params
 
+    if stage == "unpack":
+        unpack.unpack(jaxspec.load(out), folder)
+        return
     if stage == "text":
         text_table.write(folder / "text", *text_table.build_family())
         return
@@ -118,16 +126,17 @@ def run_stage(stage: str, folder: Path, smoke: bool, out: Path) -> None:
         codebook,
     )
 
-    def variants(name: str, kinds: tuple[str, ...]) -> augment.Variants:
-        encode = partial(codes.encode, vq.model, vq_params)
-        images, mirrors = drawings.images[settings.size], codes.may_mirror(drawings)
-        return augment.load(folder / name, images, mirrors, encode, kinds)
-
-    if isinstance(settings, train_matcher.MatcherTraining):
-        moved = variants(f"moved-{settings.size}.npz", ("moved",) * 4).tokens
-        pairs = train_matcher.Pairs.create(
-            load_codes(settings.size), moved, drawings, corpus, codebook
+    if variants := getattr(settings, "variants", ()):
+        made = augment.load(
+            folder / f"variants-{settings.size}.npz",
+            drawings.images[settings.size],
+            codes.may_mirror(drawings),
+            partial(codes.encode, vq.model, vq_params),
+            variants,
         )
+        corpus = corpus.with_variants(made, text, drawings)
+    if isinstance(settings, train_matcher.MatcherTraining):
+        pairs = train_matcher.Pairs.create(corpus, drawings, codebook)
         train_matcher.train(settings, pairs, drawings, folder / stage)
         return
     smaller = load_params(folder / settings.start) if settings.start else None
@@ -153,14 +162,13 @@ def run_stage(stage: str, folder: Path, smoke: bool, out: Path) -> None:
         target = of_family()[str(settings.size)]
         train_zipar.train(settings, target, corpus, drawings, folder / stage)
         return
-    if settings.variants:
-        made = variants(f"variants-{settings.size}.npz", settings.variants)
-        corpus = corpus.with_variants(made, text, drawings)
     train_ar.train(settings, corpus, drawings, codebook, folder / stage, smaller)
 
 
 def main(
-    stage: Annotated[str, typer.Option(help=f"One of {', '.join(STAGES)}, or all.")],
+    stage: Annotated[
+        str, typer.Option(help=f"One of {', '.join(STAGES)}, all, or unpack.")
+    ],
     folder: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path(
         "runs/emoji"
     ),
@@ -174,8 +182,9 @@ def main(
     ] = None,
 ) -> None:
     """Trains the emoji family, stage by stage; each resumes where it was stopped."""
-    if stage not in (*STAGES, "all"):
-        raise typer.BadParameter(f"stage must be one of {', '.join(STAGES)}, or all")
+    if stage not in (*STAGES, "all", "unpack"):
+        names = ", ".join(STAGES)
+        raise typer.BadParameter(f"stage must be one of {names}, all, or unpack")
     if out is None:
         out = folder / "family" if smoke else Path("jaxspec/families/emoji")
     use_every_core()

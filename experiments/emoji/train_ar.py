@@ -17,9 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from experiments.emoji.augment import TOLD, Variants, name_colour
+from experiments.emoji.augment import TOLD, VARIANTS, Variants, name_colour
 from experiments.emoji.codes import SLOTS, Codes, caption_pieces
 from experiments.emoji.data import Drawings
+from jaxspec.models.stacks import restack
 from jaxspec.models.transformer import Transformer, TransformerConfig
 from jaxspec.text import PieceText
 from jaxspec.training import TrainState, fit, load_params
@@ -83,23 +84,22 @@ class ARTraining:
         return model_config(self.size, self.depth, self.text_width)
 
 
-STAGES = {
+STAGES = {  # of each size the last is packaged
     "32": ARTraining(size=32, depth=2, steps=1600, batch=32, rate=2e-3),
     "64": ARTraining(size=64, depth=4, steps=4800, batch=16, rate=1.5e-3, start="32"),
     "128": ARTraining(size=128, depth=5, steps=6600, batch=12, rate=1.2e-3, start="64"),
-    # Not packaged: of each size that is which comes last.
     "128-varied": ARTraining(
         size=128,
         depth=5,
-        steps=6000,
+        steps=9000,
         batch=12,
         rate=1e-3,
         tags=0.2,
         mirror=0.0,
-        start="128",
-        variants=("varied",) * 6 + ("named",) * 2,
-        told=0.45,
-        named=0.15,
+        start="128-long",
+        variants=VARIANTS,
+        told=0.3,
+        named=0.3,
     ),
     "128-long": ARTraining(
         size=128,
@@ -210,7 +210,7 @@ def choose_variants(
     if corpus.variants is None:
         return told
     rng = np.random.default_rng((settings.seed, step, 2))
-    named = settings.variants.count("named")
+    named = sum(kind.endswith("named") for kind in settings.variants)
     others = len(settings.variants) - named
     for row, drawing in enumerate(chosen):
         kind = rng.random()
@@ -296,6 +296,32 @@ def fold(config: TransformerConfig, params: dict, codebook: jax.Array) -> dict:
         "position_embedding": model["position_embedding"] + position,
     }
     return {"params": {**model, **folded}}
+
+
+def unfold(config: TransformerConfig, folded: dict, codebook: np.ndarray) -> dict:
+    """Parameters as trained, of a plain transformer: `fold` makes the same of them.
+
+    The parts folded in are as large as they can be, by least squares.
+    """
+    model = {k: np.asarray(x, np.float32) for k, x in restack(folded)["params"].items()}
+    p, (h, w), table = config.prefix_length, config.grid, model["position_embedding"]
+    cells = np.concatenate([table[p:], table[-1:]]).reshape(h, w, -1)
+    row, column = cells.mean(1), cells.mean(0) - cells.mean((0, 1))
+    cells = (cells - row[:, None] - column).reshape(h * w, -1)[:-1]
+    inverse = np.linalg.pinv(codebook)
+    embed, head = inverse @ model["token_embedding"], model["head"] @ inverse.T
+    rest = {
+        "token_embedding": model["token_embedding"] - codebook @ embed,
+        "head": model["head"] - head @ codebook.T,
+        "position_embedding": np.concatenate([table[:p], cells]),
+    }
+    return {
+        "model": model | rest,
+        "embed_code": embed,
+        "head_code": head,
+        "row": row,
+        "column": column,
+    }
 
 
 def load_decoder(folder: Path, stage: str, codebook) -> dict:
