@@ -357,3 +357,14 @@ def test_smoke_run_from_drawings_to_a_family(stages, tmp_path, monkeypatch):
     varied = replace(train_ar.STAGES["128-varied"], size=32, depth=2, start="32")
     monkeypatch.setitem(train_ar.STAGES, "128-varied", varied)
     stages("128-varied")
+    assert np.isfinite(last_row(tmp_path / "128-varied")["loss"])
+    stages("32")  # done already: nothing is added
+    last_row(tmp_path / "32")
+    # The next size starts from this one's average.
+    started = []
+    monkeypatch.setattr(train_ar, "fit", lambda state, *_, **__: started.append(state))
+    stages("64")
+    grown, c = started[0].params, train_ar.STAGES["64"].model
+    assert grown["model"]["qkv"].shape[0] == c.depth == 4 and len(grown["row"]) == 8
+    for name in ("token_embedding", "head", "prefix_proj"):
+        np.testing.assert_array_equal(grown["model"][name], small["model"][name])
