@@ -109,12 +109,13 @@ def choose(settings: MatcherTraining, pairs: Pairs, train: np.ndarray, rng):
     n = settings.batch
     chosen = rng.choice(train, n, replace=len(train) < n)
     kind = (pairs.mirrors[chosen] & (rng.random(n) < 0.5)).astype(int)
-    moved = rng.choice(np.flatnonzero(~pairs.named.any(1))[2:], n)
+    names = pairs.named.any(1)
+    moved = rng.choice(np.flatnonzero(~names)[2:], n)
     kind = np.where(rng.random(n) < settings.moved, moved, kind)
     twice = int(settings.named * n) // 2
     of_one_colour = train[pairs.named[:, train].any(0)]
     chosen[: 2 * twice] = rng.choice(of_one_colour, twice).repeat(2)
-    colours = [0, *np.flatnonzero(pairs.named.any(1))]  # its own is one of them
+    colours = [0, *np.flatnonzero(names)]  # its own is one of them
     kind[: 2 * twice] = rng.choice(colours, 2 * twice)
     return kind, chosen
 
@@ -188,13 +189,13 @@ def make_evaluate(settings: MatcherTraining, pairs: Pairs, drawings, count=300):
             condition = pairs.condition(kind, chosen)
             return score(state.ema["network"], latents, condition)
 
+        kinds = np.flatnonzero(pairs.named.any(1))
         for split in ("train", "val_concept"):
             chosen = evaluation_set(drawings, split, count)
             shown = both(0, chosen)
             for k in (1, 5):
                 share = found(*shown, pairs.labels[0, chosen], k)
                 out[f"{split}_r{k}"] = round(share, 4)
-            kinds = np.flatnonzero(pairs.named.any(1))
             some = chosen[pairs.named[:, chosen].any(0)]
             if not len(some):
                 continue

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from experiments.emoji import text_table, train_ar
@@ -34,8 +33,7 @@ def unpack(family: Pipeline, folder: Path) -> None:
     text_table.write(folder / "text", table, json.loads(text.spec))
     for stage, params in runs.items():
         (folder / stage).mkdir(parents=True, exist_ok=True)
-        as_numpy = jax.tree.map(lambda x: np.ascontiguousarray(x, np.float32), params)
-        save_params(folder / stage / PARAMS, as_numpy)
+        save_params(folder / stage / PARAMS, params)
 
 
 def all_runs(family: Pipeline) -> dict[str, Any]:
